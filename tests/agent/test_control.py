@@ -23,6 +23,7 @@ from gpumon.analysis.blocks import allocator
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 from gpumon_agent.oom import report_file
+from gpumon_agent.transport import blocks
 
 SCRIPT = Path(__file__).with_name("asked.py")
 READ_BY_THE_PAGE = {
@@ -204,8 +205,40 @@ def _what_is_dear(watched: Watched) -> None:
     assert "torch.cuda.memory._dump_snapshot" in str(written.why)
     watched.tell("record 0")
     watched.tell("keep 60000")
-    watched.asked(wire.BLOCKS, lambda e: refused(e) and "cannot be read within 100 ms" in e.text)
+    watched.asked(wire.BLOCKS, lambda e: refused(e) and "cannot be read within 100 ms (at most 60,000)" in e.text)
     watched.tell("keep 0")
+
+
+def test_no_more_than_512_blocks_are_converted_between_two_phases() -> None:
+    block = {"size": 512, "state": "active_allocated"}
+    segment = {"address": 1 << 20, "total_size": 1 << 20, "segment_type": "small", "stream": 0, "device": 0}
+    raw = blocks.Raw([{**segment, "blocks": [block] * 700} for _ in range(3)], {}, 1, 0)
+    *slices, segments = blocks.made_of(raw, 0)
+    assert slices == [None] * (2_100 // 512)
+    assert segments is not None
+    assert [len(made.blocks) for made in segments] == [700] * 3
+
+
+def many_blocks() -> None:
+    import torch
+
+    from gpumon_agent.guard import Guard
+    from gpumon_agent.transport.requests import Requests
+
+    told: list[str] = []
+    requests = Requests(
+        Guard(), now=lambda: (0, "forward", 0), say=lambda events: None, write_file=lambda *file: None,
+        tell=told.append, rang=lambda: None, recording=lambda: False,
+    )  # fmt: skip
+    kept = [torch.empty(64, device="cuda") for _ in range(200_002)][::2]
+    requests.out_of_memory(0)
+    print(*told, len(kept), sep="\n")
+
+
+def test_more_than_200_000_blocks_are_not_read_at_an_out_of_memory(virtual_gpu: Any) -> None:
+    """It delays nothing then, but the host's memory may be short too."""
+    told, _ = virtual_gpu(memory="4GiB").run(many_blocks).stdout.splitlines()
+    assert re.fullmatch(r"blocks were not read: 200,\d+ blocks cannot be read .* \(at most 200,000\)", told)
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from gpumon import link
 from gpumon_agent import wire
 from gpumon_agent.wire import Received
+from gpumon_agent.wire.recording import HEADER, framed
 
 Start = Callable[..., Any]
 
@@ -39,6 +40,19 @@ def test_every_message_comes_back_in_order(recorded: Path) -> None:
     assert list(replay) == messages(12)
     assert replay.cut is None
     assert list(replay) == messages(12)
+
+
+def test_a_message_of_more_than_a_mib_is_damage(tmp_path: Path) -> None:
+    """Its length is read before its checksum, and so much memory is taken for it."""
+    path = tmp_path / "long.gpumon"
+    for length, heard in ((1 << 20, 2), ((1 << 20) + 1, 1)):
+        beat = wire.encode_received(messages(1)[0])
+        later = b"\xc6" + (length - len(beat) - 5).to_bytes(4, "big")  # of a newer agent: one more field, of bytes
+        long = (bytes([beat[0] + 1]) + beat[1:] + later).ljust(length, b"x")
+        path.write_bytes(HEADER + framed(beat) + framed(long))
+        replay = link.replay(path)
+        assert len(list(replay)) == heard
+        assert (replay.cut is None) == (heard == 2)
 
 
 def test_cut_at_any_byte_everything_before_is_replayed_and_the_rest_told(recorded: Path, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_missing_ranks_are_counted_as_far_as_one_machine_can_hold_them() -> None
         store.apply(received)
     with hostile.within(DEADLINE_S):
         standing = job(store.frame(START_NS))
-    assert len(standing.ranks) == wire.LOCAL_RANKS_MAX
-    assert standing.elsewhere == wire.RANKS_MAX - wire.LOCAL_RANKS_MAX
+    assert len(standing.ranks) == 4_096
+    assert standing.elsewhere == wire.RANKS_MAX - 4_096
 
 
 def test_a_world_size_beyond_every_job_is_refused_with_the_hello() -> None:

@@ -175,7 +175,7 @@ except ChildProcessError:
 """
 RESTARTS = """
 from gpumon_agent.transport import trainer
-trainer._SILENT_NS = trainer._LOOKED_AT_HELPER_EVERY_NS = 0
+trainer._SILENT_NS = 0
 before = opened()
 at = 0
 while True:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -68,6 +71,33 @@ def test_a_message_with_changed_bytes_is_a_message_or_refused(sound: bytes, chan
     for at, value in changes:
         raw[at % len(raw)] = value
     decoded(bytes(raw))
+
+
+ANSWERS = """
+import json
+from gpumon_agent import endpoint, wire
+from gpumon_agent.transport import messages
+from gpumon_agent.transport.helper import Helper
+from gpumon_agent.transport.memory import ANSWER, Memory
+from gpumon_agent.transport.pages import Pages
+memory = Memory.create()
+descriptor = endpoint.describe("train.py")
+helper = Helper(memory, messages.Start([], descriptor))
+for number in range(9):
+    helper.tell(chr(0x1F600 + number) * 1000)
+for device in range(9):
+    helper.take(wire.Request(wire.ROOM, descriptor.nonce, device, 1 << 60))
+answer = messages.decode_answer(Pages(memory, ANSWER).read())
+devices = [each.device for _, each in answer.requests]
+print(json.dumps([devices, [[ord(text[0]), len(text)] for _, text in answer.said]]))
+"""
+
+
+def test_the_newest_eight_requests_and_lines_fit_an_answer_however_long() -> None:
+    """The training may be in one long phase, and reads them after it."""
+    done = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout) == [list(range(1, 9)), [[0x1F600 + number, 400] for number in range(1, 9)]]
 
 
 @pytest.mark.parametrize("deep", [b"\x91", b"\x81\x01", b"[", b'{"a":'])

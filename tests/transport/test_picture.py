@@ -6,7 +6,6 @@ import msgspec
 from watched import Run
 
 from gpumon_agent import wire
-from gpumon_agent.transport import picture as pictures
 from gpumon_agent.transport.picture import Picture
 
 
@@ -61,10 +60,18 @@ def test_models_come_before_what_tells_of_them_whenever_they_came() -> None:
     assert wire.Module not in kinds[kinds.index(wire.Layers) :]
 
 
-def test_checkpoints_are_bounded() -> None:
+def test_of_checkpoints_the_newest_256_are_shown() -> None:
     run = Run(shrink=64).hello().checkpoint()
     (checkpoint,) = [event for event in said(run) if isinstance(event, wire.Checkpoint)]
-    many = [msgspec.structs.replace(checkpoint, number=number) for number in range(pictures._CHECKPOINTS_MAX + 9)]
+    many = [msgspec.structs.replace(checkpoint, number=number) for number in range(256 + 9)]
     picture = Picture()
     add(picture, *many)
     assert shown(picture) == many[9:]
+
+
+def test_of_censuses_the_newest_four_are_shown() -> None:
+    """An incomplete one explains less than the one before it."""
+    many = [wire.Census(step=9, t_ns=0, number=number, reason="asked") for number in range(7)]
+    picture = Picture()
+    add(picture, *many)
+    assert shown(picture) == many[3:]

@@ -295,6 +295,7 @@ def test_prepare(tmp_path: Path) -> None:
         import resource
         os.umask(0)
         os.dup2(1, 3)
+        os.dup2(1, 4)
         refused = process.prepare()
         name = open("/proc/self/comm").read()
         descriptors = [each for each in range(512) if os.path.exists(f"/proc/self/fd/{each}")]

@@ -503,6 +503,12 @@ def test_long_messages_come_whole_and_in_order_whatever_their_length(memory: Mem
     assert reader.take() == []
 
 
+def test_no_more_than_64_mib_wait_in_the_training(memory: Memory) -> None:
+    writer, mib = LongWriter(memory), bytes(1 << 20)
+    assert all(writer.put(1, mib) for _ in range(64))
+    assert not writer.put(1, b"x")
+
+
 @pytest.mark.parametrize("length", [5, 1000, CHUNK_BYTES, 70_000])
 @pytest.mark.parametrize("pages_read", [0, 1, 3])
 def test_what_was_not_read_is_never_overwritten(memory: Memory, length: int, pages_read: int) -> None:

@@ -125,6 +125,19 @@ def test_a_descriptor_reads_back_as_it_was_written(folder: Path) -> None:
     assert list(file.parent.iterdir()) == []
 
 
+def test_a_descriptor_file_of_more_than_128_kib_is_not_read(folder: Path) -> None:
+    """A viewer reads every file in the directory."""
+    descriptor = endpoint.describe("x")
+    place = endpoint.claim(descriptor)
+    place.publish(descriptor)
+    file = place.socket.with_suffix(".json")
+    begin, end = file.read_bytes()[:-1] + b', "later": "', b'"}'
+    file.write_bytes(begin.ljust(128 * 1024 - len(end), b"x") + end)
+    assert endpoint.read_descriptor(file) is not None
+    file.write_bytes(begin.ljust(128 * 1024 - len(end) + 1, b"x") + end)
+    assert endpoint.read_descriptor(file) is None
+
+
 def test_ranks_of_one_launcher_are_one_job_though_torchrun_calls_every_run_none() -> None:
     ours = [endpoint.describe("x", rank=rank, world_size=2, run_id="none") for rank in range(2)]
     assert ours[0].key == ours[1].key

@@ -121,6 +121,8 @@ def test_what_is_no_secret_stays(command: str) -> None:
         ("+auth.token=abc", "+auth.token=***"),
         ('{"user": "me", "password": "two words", "lr": 1}', '{"user": "me", "password": "***", "lr": 1}'),
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("https://host/?token=".ljust(16_384 - 4, "x") + "&b=2", "https://host/?token=***&b=2"),
+        ("https://host/?token=".ljust(16_384, "x") + "&b=2", "https://host/?token=***"),  # the rest is not searched
     ],
 )
 def test_the_rest_of_an_argument_stays(argument: str, expected: str) -> None:

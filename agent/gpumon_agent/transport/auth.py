@@ -22,7 +22,7 @@ _SUBSCRIPTION_BYTES_MAX = 64  # ours take 19, the handshake's READY 38; libzmq s
 # Frames a viewer may lag behind. A whole history is at most 128 half-full frames, a description of 10,000 modules about
 # 40; the rest is for gaps, each of which starts a new frame. For a stopped viewer this many small live frames are kept.
 SEND_HWM = 4 * BYTES_MAX // wire.FRAME_BYTES_MAX
-_RECEIVE_HWM = 16  # unread subscriptions that libzmq queues per peer
+WAITING_MAX = 8  # subscriptions or requests that libzmq queues per connection
 SUBSCRIPTIONS_MAX = 128
 """Of one process within `WINDOW_S`. A viewer needs three, and three more per reconnect."""
 WINDOW_S = 1.0
@@ -68,7 +68,7 @@ def open_publisher(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]
     publish = context.socket(zmq.XPUB)
     publish.linger = 0
     publish.sndhwm = SEND_HWM
-    publish.rcvhwm = _RECEIVE_HWM
+    publish.rcvhwm = WAITING_MAX
     publish.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
     publish.setsockopt(zmq.XPUB_VERBOSE, 1)
     publish.zap_domain = b"gpumon"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Container
 import zmq
 
 from gpumon_agent import wire
+from gpumon_agent.transport.auth import WAITING_MAX
 
 REQUEST_BYTES_MAX = 512  # a valid one takes about 40
 REQUESTS_A_SECOND = 20
-_WAITING_MAX = 8  # requests that libzmq queues per connection
 
 
 class Control:
@@ -35,7 +35,7 @@ class Control:
     def open(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller) -> None:
         socket = context.socket(zmq.REP)
         socket.linger = 0
-        socket.rcvhwm = socket.sndhwm = _WAITING_MAX
+        socket.rcvhwm = socket.sndhwm = WAITING_MAX
         socket.maxmsgsize = REQUEST_BYTES_MAX
         socket.zap_domain = b"gpumon"
         self._socket, self._poller = socket, poller

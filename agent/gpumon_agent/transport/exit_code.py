@@ -12,19 +12,17 @@ import ctypes
 
 from gpumon_agent.transport.memory import EXIT, Memory
 
-_BYTES = 8
-_AWAITED = 1 << 32  # upper half: a code may follow in the lower half
-_UNKNOWN = 1 << 31  # no exit code: sys.exit(-1) is 2³² − 1
+_AWAITED = 3 << 31  # libc will replace the lower half, 2³¹, which is no exit code: sys.exit(-1) is 2³² − 1
 
 
 def write_at_exit(memory: Memory) -> bool:
     """Call once, in an atexit handler, and keep the memory mapped. False: this C library cannot."""
     libc = ctypes.CDLL(None)
-    memory.words[EXIT] = _AWAITED | _UNKNOWN
+    memory.words[EXIT] = _AWAITED
     if not hasattr(libc, "on_exit") or not hasattr(libc, "putw"):
         return False
     libc.fmemopen.restype = ctypes.c_void_p
-    file = libc.fmemopen(ctypes.c_void_p(memory.exit_address), ctypes.c_size_t(_BYTES), b"r+")
+    file = libc.fmemopen(ctypes.c_void_p(memory.exit_address), ctypes.c_size_t(memory.words.itemsize), b"r+")
     if not file:
         return False
     libc.setbuf(ctypes.c_void_p(file), None)  # unbuffered, whatever else happens at exit
@@ -34,4 +32,4 @@ def write_at_exit(memory: Memory) -> bool:
 def read(memory: Memory) -> int | None:
     """None if unknown."""
     word = memory.words[EXIT]
-    return word & 0xFF if word >> 32 and word & 0xFFFFFFFF != _UNKNOWN else None
+    return word & 0xFF if word and word != _AWAITED else None

@@ -27,10 +27,8 @@ from gpumon_agent.transport.publisher import Publisher
 from gpumon_agent.transport.ring import LongReader, Reader
 from gpumon_agent.wire.recording import recorded
 
-DESCRIPTOR = 3  # the memory's, as `spawn.start` passes it
 WAITS = "at the next phase boundary"
 _NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
-_ANSWER_EVERY_NS = 1_000_000_000
 _KEPT = 8  # requests and lines kept until the training process has seen them
 _LINE_CHARS = 400  # so that all fit an answer
 _EXIT_S = 10.0  # from Goodbye until the process is gone: CUDA and NCCL shut down slowly
@@ -56,7 +54,6 @@ class Helper:
         self._said: list[tuple[int, str]] = []
         self._number = start.number
         self._answered = messages.FromHelper()
-        self._answered_ns = 0
         self._begins = True
         self._box = ReportFile()
         self._file: SnapshotWriter | None = None
@@ -125,6 +122,7 @@ class Helper:
         return events
 
     def heartbeat(self) -> wire.Heartbeat:
+        self._answer(alive=True)
         now = time.monotonic_ns()
         at = self._at()
         return wire.Heartbeat(
@@ -260,8 +258,8 @@ class Helper:
         at = self._at()
         return wire.Goodbye("lost", time.monotonic_ns(), at.step, at.phase, text)
 
-    def _answer(self) -> None:
-        """Sent when it changes, and each second as a sign of life to the training process."""
+    def _answer(self, *, alive: bool = False) -> None:
+        """Sent when it changes, and with each heartbeat as a sign of life to the training process."""
         answer = messages.FromHelper(
             self.publisher.ready,
             self.publisher.watched,
@@ -270,10 +268,9 @@ class Helper:
             tuple(self._said),
             self._answered.seq,  # alone, no change
         )
-        now = time.monotonic_ns()
-        if answer != self._answered or now - self._answered_ns > _ANSWER_EVERY_NS:
+        if alive or answer != self._answered:
             answer.seq = self._seq
-            self._answered, self._answered_ns = answer, now
+            self._answered = answer
             self._back.write(messages.encode(answer))
 
 
@@ -287,7 +284,7 @@ def _resident(pid: int) -> int | None:
 def main() -> None:
     """The entry point, run by `spawn.start`."""
     process.prepare()
-    memory = Memory.open(DESCRIPTOR)
+    memory = Memory.open(process.DESCRIPTOR)
     encoded = Pages(memory, START).read()
     assert encoded is not None  # written before this process was started
     start = messages.decode_start(encoded)

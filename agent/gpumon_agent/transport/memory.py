@@ -32,7 +32,7 @@ from typing import NamedTuple
 from gpumon_agent.guard import pass_on
 
 MAGIC = int.from_bytes(b"gpumon\r\n", "little")
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 64 * 1024
 """No record of the ring crosses a multiple of this: a reader that lost its place resumes at the next."""
 
@@ -45,20 +45,16 @@ class Pair(NamedTuple):
     page_bytes: int
 
 
+# Words, counted from the beginning, each in a cache line of its own: the end of the newest record of the event ring, of
+# the queue, and its reader's position; the newest status and pages; the exit code, as libc writes it (an int).
+EVENTS_HEAD, LONG_HEAD, LONG_TAIL, STATUS_LATEST, _START_LATEST, _ANSWER_LATEST, EXIT = range(8, 64, 8)
+
 STATUS_OFFSET = 4096
-START = Pair(latest=40, offset=8192, page_bytes=64 * 1024)  # the helper's parameters; written before it starts
-ANSWER = Pair(latest=48, offset=START.offset + 2 * START.page_bytes, page_bytes=8 * 1024)  # what viewers request
+START = Pair(_START_LATEST, offset=8192, page_bytes=64 * 1024)  # the helper's parameters; written before it starts
+ANSWER = Pair(_ANSWER_LATEST, offset=START.offset + 2 * START.page_bytes, page_bytes=16 * 1024)  # what viewers request
 _RING_OFFSET = ANSWER.offset + 2 * ANSWER.page_bytes
 
-# Words, counted from the beginning.
-EVENTS_HEAD = 8  # end of the newest record of the event ring
-LONG_HEAD = 16  # the same for the queue
-LONG_TAIL = 24  # its reader's position
-STATUS_LATEST = 32
-EXIT = 64  # the exit code, as libc writes it: an int
-
 _HEADER = struct.Struct("=QQQQ")
-_PIECE_BYTES = 256 * 1024  # per call: after a signal the kernel restarts a posix_fallocate from the beginning
 
 # linux/memfd.h, linux/fcntl.h; Python has these names only if it was built with headers that do.
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_NOEXEC_SEAL = 1, 2, 8
@@ -116,8 +112,8 @@ class Memory:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         fd = _memfd()
         try:
-            for offset in range(0, size, _PIECE_BYTES):
-                os.posix_fallocate(fd, offset, min(_PIECE_BYTES, size - offset))
+            for offset in range(0, size, PAGE_BYTES):  # after a signal the kernel restarts a call from the beginning
+                os.posix_fallocate(fd, offset, min(PAGE_BYTES, size - offset))
             fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
             os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, events_bytes, long_bytes), 0)
             return cls(fd, events_bytes, long_bytes)

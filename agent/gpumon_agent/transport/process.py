@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 DESCRIPTOR = 3
-"""The helper's only descriptor beside its standard streams, which are /dev/null."""
+"""The memory's, the helper's only one beside its standard streams, which are /dev/null."""
 
 NAME = "gpumon"
 """What `ps` and `top` call the helper. Its command line names the interpreter."""

@@ -33,8 +33,6 @@ HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # 250 ms are promised; the rest is for waking up on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: time for viewers to receive Goodbye
 _HELPERS_GOODBYE_S = 5.0  # in a process of its own, where nothing waits: at nice 19 on a busy machine it needs more
-_SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again
-_REQUESTS_MAX = 64  # pending snapshots; a viewer whose request was dropped asks again
 
 
 class Source(Protocol):
@@ -83,7 +81,8 @@ class Publisher:
         self._unsaid: list[tuple[int, bytes]] = []  # drained, in the history, and not yet sent
         self._flushes = 1 if (descriptor.world_size or 1) < MANY_RANKS else FLUSHES_OF_MANY
         self._held = 0  # flushes since something was sent
-        self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
+        # pending snapshots; a viewer whose request was dropped asks again
+        self._requests: deque[bytes] = deque(maxlen=auth.SUBSCRIPTIONS_MAX)
         self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
         self._turnstile = auth.Turnstile()
         self._publish: zmq.Socket[bytes]  # used on its own thread
@@ -292,7 +291,7 @@ class Publisher:
 
         False: a peer floods.
         """
-        for _ in range(_REQUESTS_MAX):
+        for _ in range(auth.SUBSCRIPTIONS_MAX):
             try:
                 frame = publish.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -361,12 +360,11 @@ class Publisher:
             yield wire.frame(packet, topic)
 
     def _continue(self, publish: zmq.Socket[bytes], answer: Iterator[bytes]) -> bool:
-        """Sends the next few frames of an answer; False when it is complete."""
-        for _ in range(_SNAPSHOT_FRAMES_A_TURN):
-            frame = next(answer, None)
-            if frame is None:
-                return False
-            self._put(publish, frame)
+        """Sends the next frame of an answer, then the thread polls again; False when it is complete."""
+        frame = next(answer, None)
+        if frame is None:
+            return False
+        self._put(publish, frame)
         return True
 
     def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event | bytes | None]) -> None:

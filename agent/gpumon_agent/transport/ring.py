@@ -202,7 +202,7 @@ class LongWriter:
         return True
 
     @one_thread_at_a_time
-    def pump(self, max_chunks: int = 4) -> None:
+    def pump(self, max_chunks: int = 8) -> None:
         """Copies up to `max_chunks` chunks of CHUNK_BYTES into the ring, as far as there is room. Never waits."""
         waiting, ring = self._waiting, self._ring
         while True:

@@ -26,13 +26,14 @@ from gpumon_agent.thread_clock import ThreadClock
 from gpumon_agent.transport import exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
-from gpumon_agent.transport.ring import LongWriter, Writer, one_thread_at_a_time
+from gpumon_agent.transport.process import DESCRIPTOR
+from gpumon_agent.transport.ring import CHUNK_BYTES, LongWriter, Writer, one_thread_at_a_time
 
 _FIRST = START.offset + START.page_bytes  # the page written first, with a header of 16 bytes
 BOOTSTRAP = (
     "import json, os, struct, sys; "
-    f"n = struct.unpack('=QII', os.pread(3, 16, {_FIRST}))[1]; "
-    f"sys.path[:] = json.loads(os.pread(3, n, {_FIRST + 16}))['path']; "
+    f"n = struct.unpack('=QII', os.pread({DESCRIPTOR}, 16, {_FIRST}))[1]; "
+    f"sys.path[:] = json.loads(os.pread({DESCRIPTOR}, n, {_FIRST + 16}))['path']; "
     "sys.modules['typing_extensions'] = None; "
     "from gpumon_agent.transport import helper; helper.main()"
 )
@@ -42,12 +43,9 @@ msgspec prefers typing_extensions to `typing`. The former imports inspect, ast a
 MiB.
 """
 RESTARTS_MAX = 3
-_LOOKED_AT_HELPER_EVERY_NS = 1_000_000_000
-_SILENT_NS = 3_000_000_000  # of the helper: then we check that it is alive
+_SILENT_NS = 3_000_000_000  # of the helper, which writes every second: then we check that it is alive
 _PUMP_NS, _PUMP_MAX_NS = 200_000, 5_000_000  # per boundary, for encoding long messages
 _PUMP_SHARE = 50  # 1/50 of the time since the last boundary
-_BATCH_BYTES = 8 * 1024
-_CHUNKS = 8  # of 16 KiB, per boundary
 _VIEWER_AWAITED_S = 30.0  # if GPUMON_AWAIT_VIEWER is 1: a dry run may end before a viewer can attach
 _LAST_WORDS_S = 0.04
 
@@ -89,7 +87,7 @@ class Transport:
         self._told_state: messages.State | None = None
         self._answer = messages.FromHelper()
         self._request = self._line = 0  # the newest handled
-        self._looked_ns = self._heard_ns = self._flushed_ns = 0
+        self._looked_ns = self._flushed_ns = 0
         self._picture_due = False  # a new helper needs all of it
         self._unwatched = False  # there is and will be no helper
         self._busy = False  # meanwhile calls by other threads or signal handlers do nothing
@@ -138,7 +136,7 @@ class Transport:
         # no calls from here on, so that no signal handler can raise in between
         self._helper, self._helper_began, self._memory = helper, began, memory
         self._events, self._long, self._status, self._back = events, long, status, back
-        self._answer, self._looked_ns, self._heard_ns, self._picture_due = answer, now, now, True
+        self._answer, self._looked_ns, self._picture_due = answer, now, True
         return True
 
     def _await_viewer(self) -> None:
@@ -229,11 +227,11 @@ class Transport:
         encoded = self._back.read()
         if encoded is not None:
             self._hear(encoded)
-        elif since - self._looked_ns > _LOOKED_AT_HELPER_EVERY_NS:
+        elif since - self._looked_ns > _SILENT_NS:
             self._look_at_helper(since)
 
     def _hear(self, encoded: bytes) -> None:
-        self._looked_ns = self._heard_ns = time.monotonic_ns()
+        self._looked_ns = time.monotonic_ns()
         self._answer = answer = messages.decode_answer(encoded)
         for number, text in answer.said:
             if number > self._line:
@@ -245,9 +243,9 @@ class Transport:
                 self._take(request)
 
     def _look_at_helper(self, now_ns: int) -> None:
-        """It writes every second. If it is silent and gone, a new one is started."""
+        """It is silent. If it is gone, a new one is started."""
         self._looked_ns = now_ns
-        if now_ns - self._heard_ns < _SILENT_NS or endpoint.start_time(self._helper) == self._helper_began:
+        if endpoint.start_time(self._helper) == self._helper_began:
             return
         old = self._memory
         assert old is not None
@@ -338,7 +336,7 @@ class Transport:
         except BaseException as error:
             self._picture_due = self._picture_due or is_the_users(error)  # the half-encoded message is lost
             raise
-        long.pump(_CHUNKS)
+        long.pump()
 
 
 def _path() -> list[str]:
@@ -366,7 +364,7 @@ def _batches(events: Iterator[wire.Event | bytes | None]) -> Iterator[bytes | No
         data = event if isinstance(event, bytes) else wire.encode_event(event)
         batch.append(msgspec.Raw(data))
         size += len(data)
-        if size > _BATCH_BYTES:
+        if size > CHUNK_BYTES // 2:  # a usual message is one chunk
             yield messages.encode(batch)
             batch, size = [], 0
         elif not len(batch) % 16:
