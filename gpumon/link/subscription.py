@@ -20,7 +20,6 @@ from .connection import TICK_S, Connection
 from .errors import LinkError
 
 ANSWER_S = 3.0  # time for an agent's first message
-_LOOK_S = 0.5  # between two searches for new ranks or a restarted job
 _SWEPT_FROM = 8  # agents: from 8 on polling costs less than a callback per frame
 _SWEEP_S = 0.1  # as often as agents send
 _MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from 32 on half as often: polling costs as much as reading
@@ -79,7 +78,6 @@ class _Subscription:
         self._names = {d.name for d in descriptors}
         self._keys = {d.key for d in descriptors}
         self._next_tick = 0.0
-        self._next_look = time.monotonic() + _LOOK_S
         self._files: frozenset[str] = frozenset()
         self._over = False
         self._launchers: dict[int, int | None] = {}  # torchruns on this machine: pid → start time
@@ -166,9 +164,7 @@ class _Subscription:
             self._may_restart = any(
                 began is not None and endpoint.start_time(pid) == began for pid, began in self._launchers.items()
             )
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_S
-            self._look()
+        self._look()
 
     def _know_launcher(self, agent: Connection) -> None:
         """Between the end of its workers and their restart an elastic job has no agent."""
