@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
@@ -16,6 +17,7 @@ from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery
+from .channel import Channel
 from .connection import TICK_S, Connection
 from .errors import LinkError
 
@@ -65,12 +67,21 @@ def _events(heard: Incoming) -> int:
     return len(heard.events) if isinstance(heard, MessageRun) else 1
 
 
+def _release(context: zmq.Context[zmq.Socket[bytes]], channels: set[Channel]) -> None:
+    """For a subscription that nobody closed: its loop was closed first. A context waits for ever for open sockets."""
+    for channel in channels:
+        channel.close()
+    context.term()
+
+
 class _Subscription:
     def __init__(self, descriptors: tuple[Descriptor, ...], follow: bool, answer_s: float) -> None:
         self.backlog = 0  # events not taken yet
         self._out: deque[Incoming] = deque()
         self.failure: LinkError | None = None
         self.context = zmq.Context()
+        self.channels = set[Channel]()  # that are open
+        weakref.finalize(self, _release, self.context, self.channels).atexit = False
         self.loop = asyncio.get_running_loop()
         self.answer_s = answer_s
         self._follow = follow

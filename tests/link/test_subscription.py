@@ -139,6 +139,33 @@ async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) ->
     assert heard[-1].event.reason == "finished"
 
 
+def test_a_viewer_whose_loop_was_closed_under_its_subscription_ends(start: Start) -> None:
+    start()
+    viewer = """
+import asyncio, gc
+from gpumon import link
+
+async def listen(heard):
+    async for received in link.subscribe(link.resolve()):
+        heard.set()
+        await asyncio.Event().wait()
+
+async def main():
+    heard = asyncio.Event()
+    listening = asyncio.create_task(listen(heard))
+    await heard.wait()
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+loop.close()
+del loop
+gc.collect()
+print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", viewer], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "ended\n"
+
+
 async def test_attach_and_leave_ten_times(start: Start) -> None:
     agent = start()
     agent.ask("steps 10")
