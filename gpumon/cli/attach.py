@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
-WAIT_LOOK_S = 0.25
 COLLECTED_AFTER = (50_000, 5, 5)
 """gc thresholds for the screen: most objects are kept steps, so frequent collections find no garbage."""
 
@@ -172,6 +171,7 @@ def _choices(jobs: Sequence[DiscoveredJob]) -> list[JobChoice]:
 def _await(target: str | None) -> tuple[Descriptor, ...]:
     """Retries `link.resolve` until there is a job, or another error; prints once that it waits."""
     from gpumon import link
+    from gpumon.link.discovery import LOOK_S
 
     said = False
     while True:
@@ -181,7 +181,7 @@ def _await(target: str | None) -> tuple[Descriptor, ...]:
             if not said:
                 say(f"Waiting: {error.what}. Ctrl-C stops waiting.", err=True)
                 said = True
-            time.sleep(WAIT_LOOK_S)
+            time.sleep(LOOK_S)
 
 
 def need_a_terminal(why_not: str) -> None:

@@ -100,6 +100,7 @@ def _ranks(workload: str) -> int:
 
 def _await_agents(process: subprocess.Popen[bytes], output: IO[bytes], ranks: int) -> None:
     from gpumon import link
+    from gpumon.link.discovery import LOOK_S
 
     deadline = time.monotonic() + START_PATIENCE_S
     while sum(process.pid in (found.pid, found.parent) for found in link.discover()) < ranks:
@@ -111,7 +112,7 @@ def _await_agents(process: subprocess.Popen[bytes], output: IO[bytes], ranks: in
             raise click.ClickException(
                 f"the demo's training process sent nothing for {START_PATIENCE_S:.0f} s; `gpumon doctor` may show why"
             )
-        time.sleep(0.05)
+        time.sleep(LOOK_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

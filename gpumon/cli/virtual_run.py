@@ -18,11 +18,9 @@ from gpumon import link, virtual_gpu
 from gpumon.analysis.dryrun_result import DryRunResult, Ended, Outcome, Space
 from gpumon.cli.budget_sender import BudgetSender
 from gpumon.cli.subreaper import under_subreaper
+from gpumon.link.discovery import LOOK_S
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
-
-LOOK_S = 0.05
-"""Interval of looking for new agents, which wait for us."""
 
 LAST_WORDS_S = 15.0
 """How long agents are read after the command has ended."""

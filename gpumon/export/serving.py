@@ -27,7 +27,6 @@ RETRY_S = 0.1
 CONNECTIONS_MAX = 64
 REQUEST_BYTES_MAX = 16 * 1024
 TOKEN_BYTES_MAX = 4096
-BACKLOG = 1024
 
 Headers = list[tuple[str, str]]
 
@@ -192,7 +191,7 @@ def read_token(path: Path) -> bytes:
 def listen_at(host: str, port: int) -> socket.socket:
     """Raises OSError if it cannot listen there."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    return socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
 
 
 def listen_on(path: Path) -> socket.socket:
@@ -212,7 +211,7 @@ def listen_on(path: Path) -> socket.socket:
         umask = os.umask(0o177)  # the process is our own
         try:
             listening.bind(os.fspath(path))
-            listening.listen(BACKLOG)
+            listening.listen(socket.SOMAXCONN)
         finally:
             os.umask(umask)
     except OSError as error:

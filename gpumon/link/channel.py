@@ -9,8 +9,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gpumon_agent import wire
 
-_RECEIVE_HWM = 4096  # frames: a whole snapshot and minutes of live ones
-_NEVER_MS = 3_600_000  # -1 would also drop what arrived before the connection ended: the Goodbye
+from .feed import HELD_FRAMES_MAX
+
+NEVER_MS = 2**31 - 1  # libzmq's largest; -1 would also drop what arrived before the connection ended: the Goodbye
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -31,9 +32,9 @@ class Channel:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.SUB)
         self.socket.linger = 0
-        self.socket.rcvhwm = _RECEIVE_HWM
+        self.socket.rcvhwm = HELD_FRAMES_MAX
         self.socket.maxmsgsize = wire.FRAME_BYTES_MAX
-        self.socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.down = False

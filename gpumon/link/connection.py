@@ -37,6 +37,8 @@ class Owner(Protocol):
     @property
     def context(self) -> zmq.Context[zmq.Socket[bytes]]: ...
     @property
+    def channels(self) -> set[Channel]: ...
+    @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     @property
     def backlog(self) -> int: ...
@@ -71,11 +73,13 @@ class Connection:
             self._owner.loop.remove_reader(self._channel.socket.fileno())
             self._owner.loop.remove_reader(self._channel.monitor.fileno())
             self._channel.close()
+            self._owner.channels.discard(self._channel)
             self._channel = None
 
     def _connect(self) -> None:
         self._connected = time.monotonic()
         self._channel = channel = Channel(self._owner.context, self.descriptor.endpoint)
+        self._owner.channels.add(channel)
         channel.subscribe_live()
         self._ask(self._connected)
         self._await_frames(channel)

@@ -14,11 +14,11 @@ from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
 from . import discovery
+from .channel import NEVER_MS
 from .errors import ForeignUser, LinkError, NoJob, NotAnswering, NotGpumon
 
 ANSWER_S = 2.0  # the helper answers within 0.1 s if it gets a core
 _LOOK_S = 0.01
-_NEVER_MS = 3_600_000  # no automatic reconnect
 _EVENTS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CONNECT_RETRIED
 _AGAIN = "attach to it again, or see `gpumon ls`"
 
@@ -38,7 +38,7 @@ async def ask(descriptor: Descriptor, request: wire.Request, timeout_s: float = 
         socket = context.socket(zmq.REQ)
         socket.linger = 0
         socket.maxmsgsize = wire.FRAME_BYTES_MAX
-        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         monitor = socket.get_monitor_socket(_EVENTS)
         monitor.linger = 0
         try:

@@ -16,6 +16,7 @@ from gpumon_agent.endpoint import Descriptor
 
 from .errors import ForeignUser, LinkError, NoJob, NotGpumon
 
+LOOK_S = 0.1  # between two looks of a command that waits for an agent
 _BESIDE_DESCRIPTORS = (".sock", ".new", endpoint.CONTROL)
 _LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is just starting
 _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watch(model)` to the script"

@@ -6,7 +6,7 @@ from gpumon.session.incoming import Incoming, MessageRun
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
-_HELD_PACKETS_MAX = 4096  # live frames waiting for the snapshot: minutes of them
+HELD_FRAMES_MAX = 4096  # that wait in the socket, or for the snapshot: a whole snapshot, and minutes of live ones
 _PATIENCE_NS = 5_000_000_000  # between two repairs, and between two notices of what could not be repaired
 
 
@@ -42,7 +42,7 @@ class Feed:
     def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Incoming]:
         """Events now in order. `answer`: the packet belongs to the requested snapshot. Raises ProtocolMismatch."""
         if self._holding and not answer:
-            if len(self._held) < _HELD_PACKETS_MAX:
+            if len(self._held) < HELD_FRAMES_MAX:
                 self._held.append(packet)
             return []
         out: list[Incoming] = []

@@ -13,7 +13,6 @@ from gpumon_agent.wire.recording import FRAME_HEAD, HEADER, MAGIC, MESSAGE_BYTES
 
 from .errors import BadRecording
 
-_READ_BYTES = 1024 * 1024
 _TURN = 512  # messages between two event loop turns
 
 
@@ -48,7 +47,7 @@ class Replay:
         self.messages = 0
         size = self.path.stat().st_size
         name = wire.clean(str(self.path), wire.TEXT_CHARS_MAX)
-        with self.path.open("rb", buffering=_READ_BYTES) as file:
+        with self.path.open("rb") as file:
             if len(file.read(len(HEADER))) < len(HEADER):
                 self.cut = f"{name} ends within its header: nothing was recorded"
                 return

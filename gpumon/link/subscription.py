@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
@@ -16,11 +17,11 @@ from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery
+from .channel import Channel
 from .connection import TICK_S, Connection
 from .errors import LinkError
 
 ANSWER_S = 3.0  # time for an agent's first message
-_LOOK_S = 0.5  # between two searches for new ranks or a restarted job
 _SWEPT_FROM = 8  # agents: from 8 on polling costs less than a callback per frame
 _SWEEP_S = 0.1  # as often as agents send
 _MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from 32 on half as often: polling costs as much as reading
@@ -66,12 +67,21 @@ def _events(heard: Incoming) -> int:
     return len(heard.events) if isinstance(heard, MessageRun) else 1
 
 
+def _release(context: zmq.Context[zmq.Socket[bytes]], channels: set[Channel]) -> None:
+    """For a subscription that nobody closed: its loop was closed first. A context waits for ever for open sockets."""
+    for channel in channels:
+        channel.close()
+    context.term()
+
+
 class _Subscription:
     def __init__(self, descriptors: tuple[Descriptor, ...], follow: bool, answer_s: float) -> None:
         self.backlog = 0  # events not taken yet
         self._out: deque[Incoming] = deque()
         self.failure: LinkError | None = None
         self.context = zmq.Context()
+        self.channels = set[Channel]()  # that are open
+        weakref.finalize(self, _release, self.context, self.channels).atexit = False
         self.loop = asyncio.get_running_loop()
         self.answer_s = answer_s
         self._follow = follow
@@ -79,7 +89,6 @@ class _Subscription:
         self._names = {d.name for d in descriptors}
         self._keys = {d.key for d in descriptors}
         self._next_tick = 0.0
-        self._next_look = time.monotonic() + _LOOK_S
         self._files: frozenset[str] = frozenset()
         self._over = False
         self._launchers: dict[int, int | None] = {}  # torchruns on this machine: pid → start time
@@ -166,9 +175,7 @@ class _Subscription:
             self._may_restart = any(
                 began is not None and endpoint.start_time(pid) == began for pid, began in self._launchers.items()
             )
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_S
-            self._look()
+        self._look()
 
     def _know_launcher(self, agent: Connection) -> None:
         """Between the end of its workers and their restart an elastic job has no agent."""

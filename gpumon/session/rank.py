@@ -31,7 +31,6 @@ from gpumon.session.steps import StepRing
 from gpumon_agent import wire
 from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
-NONE_YET = -(1 << 64)  # below every step's number
 _PHASE = wire.Phase
 _JOINING = (wire.Phase, wire.Ledger)  # looked up once: thousands of events a second pass here
 
@@ -60,7 +59,7 @@ class Rank:
         self.models: dict[int, wire.Model] = {}
         self.modules: dict[int, dict[str, wire.Module]] = {}
         self.steps = StepRing(limits.steps)
-        self.newest = NONE_YET  # number of the last one
+        self.newest = -2  # number of the last one; at first below all, of which the least is -1
         self.open: dict[int, _OpenStep] = {}
         self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None

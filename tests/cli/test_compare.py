@@ -58,6 +58,23 @@ def test_the_biggest_difference_comes_first_by_category_phase_and_what_changed(r
     assert "+10.0 MiB" in text
 
 
+def test_the_twelve_modules_that_differ_most_are_listed(recorded: Callable[..., Path], tmp_path: Path) -> None:
+    objects = Objects(replaying=True)
+    lines = [s.object for received in link.replay(recorded("a", Run())) for s in objects.take(received)]
+    hello = next(each for each in lines if each["type"] == "hello")
+
+    def with_modules(name: str, factor: int) -> Path:
+        modules = [{"path": f"layer{n}", "kind": "Linear", "weights": n * factor * MIB} for n in range(1, 21)]
+        layers = {"type": "layers", "rank": hello["rank"], "pid": hello["pid"], "by_module": modules}
+        path = tmp_path / name
+        path.write_bytes(b"".join(map(jsonl.line, [*lines, layers])))
+        return path
+
+    text = compared(with_modules("a.jsonl", 1), with_modules("b.jsonl", 2)).output
+    assert [f"layer{n}" for n in range(1, 21) if f"  layer{n} " in text] == [f"layer{n}" for n in range(9, 21)]
+    assert "and 8 more with smaller differences" in text
+
+
 def test_the_same_run_differs_by_nothing(recorded: Callable[..., Path]) -> None:
     one, other = recorded("a", Run()), recorded("b", Run())
     found = json.loads(compared(one, other, "--json").output)

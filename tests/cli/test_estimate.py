@@ -231,6 +231,20 @@ def test_wrong_arguments_are_told_in_a_sentence(arguments: list[str], said: str)
     assert (done.exit_code, said in done.output) == (2, True), done.output
 
 
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [
+        ("--parameters", 10**15),
+        ("--world-size", 1 << 20),
+        *((option, 10**9) for option in ("--batch", "--sequence", "--accumulation")),
+    ],
+)
+def test_no_figure_beyond_what_anyone_trains_with_is_taken(option: str, most: int) -> None:
+    rest = () if option == "--parameters" else ("--parameters", "7")
+    assert run(option, most, *rest).exit_code == 0
+    assert run(option, most + 1, *rest).exit_code == 2
+
+
 def test_more_tokens_than_there_are_positions_are_refused(config: Path) -> None:
     done = run("--config", config, "--sequence", 513)
     assert done.exit_code == 2

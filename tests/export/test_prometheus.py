@@ -249,3 +249,22 @@ def test_a_phase_s_peak_is_that_of_the_last_minute(later_s: int, counts: bool) -
     ]
     assert min(before) > last
     assert peaks["backward"] == (max(before) if counts else last)
+
+
+def test_a_job_of_more_than_1024_ranks_is_served_with_1024() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from synthetic import Run
+
+    from gpumon.analysis import Reporter
+    from gpumon.export.prometheus import JobReports, Jobs
+    from gpumon.session.store import SessionStore
+
+    store = SessionStore()
+    for rank in range(1030):
+        for received in Run(rank=rank, nonce=f"n{rank}").picture():
+            store.apply(received)
+    frame = store.frame(0)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Jobs(lambda: (JobReports("bench", "0", frame, Reporter().report(frame)),)))
+    told = samples(generate_latest(registry).decode())["gpumon_rank_up"]
+    assert {int(labels["rank"]) for labels, _ in told} == set(range(1024))

@@ -46,10 +46,10 @@ def reading(gpu) -> DriverReading:
     return decoder.decode(gpu.run(READ).stdout)
 
 
-def holding(gpu, stack: ExitStack) -> None:
+def holding(gpu, stack: ExitStack, script: str = HOLD) -> None:
     process = stack.enter_context(
         subprocess.Popen(
-            gpu.command(HOLD), env=gpu.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            gpu.command(script), env=gpu.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
     )
     assert process.stdout
@@ -93,6 +93,15 @@ def test_processes_that_a_container_hides_are_unknown_not_absent(virtual_gpu):
     assert device.used > 2**28
     assert device.processes is None
     assert device.why == {"processes": "memory is in use, but the driver lists no process: a container hides them"}
+
+
+@pytest.mark.parametrize(("context", "hidden"), [("40MiB", False), ("80MiB", True)])
+def test_less_than_64_mib_in_use_may_be_no_process(virtual_gpu, context, hidden):
+    with ExitStack() as stack:
+        gpu = virtual_gpu(sensors="invented", hide="processes", context=context)
+        holding(gpu, stack, HOLD.replace("2**28", "1"))
+        (device,) = reading(gpu).devices
+    assert device.processes == (None if hidden else ())
 
 
 def test_bytes_that_the_driver_hides_are_unknown_not_zero(virtual_gpu):

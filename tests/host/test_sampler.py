@@ -22,6 +22,8 @@ HANGS = [sys.executable, "-c", "import time; time.sleep(600)"]
 SAYS_NOTHING_SOUND = [sys.executable, "-c", "for _ in iter(input, None): print('{', flush=True)"]
 DIES = [sys.executable, "-c", "raise SystemExit(3)"]
 
+SAYS_20_MIB = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdout.write('x' * (20 << 20))"]
+
 
 def no_driver() -> list[str]:
     """A child that answers at once, as on a machine without a driver."""
@@ -94,7 +96,7 @@ async def test_in_a_hurry_the_driver_is_asked_more_often_the_processes_are_not()
         began = time.monotonic()
         sampler.hurry(True)
         second = await anext(sampler)
-        assert time.monotonic() - began < 0.9
+        assert 0.2 <= time.monotonic() - began < 0.9  # five times as often, not more
     assert second.event.t_ns > first.event.t_ns
     assert second.event.processes is first.event.processes
 
@@ -142,7 +144,10 @@ async def test_it_asks_again_with_twice_the_patience_and_recovers():
     assert driver._patience == 0.2
 
 
-@pytest.mark.parametrize(("command", "why"), [(DIES, "exit code 3"), (SAYS_NOTHING_SOUND, "truncated")])
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [(DIES, "exit code 3"), (SAYS_NOTHING_SOUND, "truncated"), (SAYS_20_MIB, "its answer has no end")],
+)
 async def test_a_child_that_fails_is_named(command, why):
     async with Sampler(period_s=0.05, driver=Driver(lambda: command, patience_s=30)) as sampler:
         assert why in await saying(sampler, "the process that queries NVML failed: ")

@@ -68,6 +68,13 @@ def test_live_messages_wait_for_the_past_that_is_still_coming() -> None:
     assert {received.source for received in listener.heard} == {"ab"}
 
 
+def test_of_a_stream_that_waits_for_the_past_4096_frames_are_kept() -> None:
+    listener = Listener()
+    listener.live(*(packet(number) for number in range(4097)))
+    listener.answer(*picture(-1))
+    assert listener.numbers == list(range(4096))
+
+
 def test_a_message_that_comes_twice_is_heard_once(synced: Listener) -> None:
     synced.live(packet(1, 2, 3), packet(3, 4), packet(4))
     assert synced.numbers == [0, 1, 2, 3, 4]

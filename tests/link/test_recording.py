@@ -125,6 +125,16 @@ def test_an_existing_file_is_not_overwritten_unless_forced(recorded: Path) -> No
     assert len(list(link.replay(recorded))) == 1
 
 
+def test_at_most_256_kib_wait_to_be_written(tmp_path: Path) -> None:
+    written = 0
+    with link.Recording(tmp_path / "a.gpumon") as recording:
+        for message in messages(20_000):
+            recording.write(message)
+            written += len(wire.encode_received(message))
+            assert written - recording.nbytes <= 256 * 1024
+    assert written > 512 * 1024
+
+
 def test_nothing_recorded_nothing_overwritten(recorded: Path, tmp_path: Path) -> None:
     link.Recording(recorded, force=True).close()
     link.Recording(tmp_path / "new").close()

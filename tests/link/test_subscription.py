@@ -127,6 +127,19 @@ async def test_batches_hold_the_same_messages_in_the_same_order(start: Start) ->
     assert len(batches) < len(alone) / 20
 
 
+async def test_a_long_past_comes_in_batches_of_less_than_1024_messages(start: Start) -> None:
+    agent = start()
+    agent.ask("steps 3000")
+    sizes = []
+    async with contextlib.aclosing(link.subscribe_batches(link.resolve())) as stream:
+        async for batch in stream:
+            heard = [*singly(batch)]
+            sizes.append(len(heard))
+            if any(map(is_a(wire.Synced), heard)):
+                break
+    assert 488 < max(sizes) < 1024
+
+
 async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) -> None:
     agent = start()
     staying = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
@@ -137,6 +150,33 @@ async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) ->
     heard = await staying
     assert numbers(heard) == list(range(20))
     assert heard[-1].event.reason == "finished"
+
+
+def test_a_viewer_whose_loop_was_closed_under_its_subscription_ends(start: Start) -> None:
+    start()
+    viewer = """
+import asyncio, gc
+from gpumon import link
+
+async def listen(heard):
+    async for received in link.subscribe(link.resolve()):
+        heard.set()
+        await asyncio.Event().wait()
+
+async def main():
+    heard = asyncio.Event()
+    listening = asyncio.create_task(listen(heard))
+    await heard.wait()
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+loop.close()
+del loop
+gc.collect()
+print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", viewer], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "ended\n"
 
 
 async def test_attach_and_leave_ten_times(start: Start) -> None:
@@ -344,6 +384,30 @@ async def test_something_that_does_not_even_speak_zeromq_is_refused(runtime: Pat
         await serving
 
 
+async def test_a_connection_that_breaks_is_made_again_five_times(runtime: Path) -> None:
+    runtime.mkdir(0o700)
+    connections = 0
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(runtime / "x.sock"))
+        server.listen()
+
+        def hang_up() -> None:
+            nonlocal connections
+            with contextlib.suppress(OSError):  # of accept: the test shut the server down
+                while True:
+                    client, _ = server.accept()
+                    with client:
+                        connections += client.recv(1) != b""  # empty: a look whether anything listens
+
+        serving = asyncio.create_task(asyncio.to_thread(hang_up))
+        with pytest.raises(link.NotGpumon, match="breaks repeatedly"):
+            await collect(is_a(wire.Synced), link.resolve(f"ipc://{runtime}/x.sock"), answer_s=120, seconds=120)
+        server.shutdown(socket.SHUT_RDWR)
+        await serving
+    assert connections == 1 + 5
+
+
 async def test_a_frame_above_the_limit_breaks_the_connection_and_it_is_made_again(runtime: Path) -> None:
     """An agent's own frames never are; but a SUB socket stays dead for good after one."""
     runtime.mkdir(0o700)
@@ -371,6 +435,37 @@ async def test_a_frame_above_the_limit_breaks_the_connection_and_it_is_made_agai
         agent = asyncio.create_task(asyncio.to_thread(unruly_agent, context, publisher))
         await collect(lambda r: r.event == wire.Synced(2), link.resolve(f"ipc://{runtime}/x.sock"))
         await agent
+
+
+async def test_after_three_pasts_without_an_end_the_viewer_goes_on_live(runtime: Path) -> None:
+    runtime.mkdir(0o700)
+    hello = wire.Hello((wire.PROTOCOL_MAJOR, 0), "0", "ab", "x", "h", 0, 0, "", (), "3", wire.Clock(0, 0))
+    asked, heard = 0, asyncio.Event()
+
+    def forgetful_agent(publisher: zmq.Socket[Any]) -> None:
+        nonlocal asked
+        while not heard.is_set():
+            if not publisher.poll(100):
+                continue
+            message = publisher.recv()
+            if message[:1] == b"\x01" and wire.is_request(message[1:]):
+                asked += 1
+                for packet in wire.pack([(-1, wire.encode_event(hello))], replayed=True):
+                    publisher.send(wire.frame(packet, message[1:]))
+                for packet in wire.pack([(7, wire.encode_event(wire.Step(7, 0, 0)))], replayed=False):
+                    publisher.send(wire.LIVE + packet)
+
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.linger = 0
+        publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
+        publisher.bind(f"ipc://{runtime}/x.sock")
+        agent = asyncio.create_task(asyncio.to_thread(forgetful_agent, publisher))
+        try:
+            await collect(is_a(wire.Step), link.resolve(f"ipc://{runtime}/x.sock"), seconds=60)
+        finally:
+            heard.set()
+            await agent
+    assert asked == 3
 
 
 async def test_a_job_that_ends_without_viewers_closes_at_once(start: Start) -> None:
