@@ -137,7 +137,7 @@ def test_groups_that_disagree_are_not_summed_up():
 def test_ten_thousand_modules_are_described_in_short_slices():
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(10_000)))
     *slices, (described, modules) = describe.parts(model, [], index=0, revision=0, name="job", found=True)
-    assert slices == [None] * (20_000 // describe.SLICE_TENSORS)
+    assert len(slices) == 20_000 // 64 + 2 * 127  # 64 tensors each; then what was noted is freed in pieces
     assert described.modules == len(modules) == 10_000
 
 
