@@ -126,7 +126,7 @@ def _blocks(watched: Watched) -> None:
     ran, on, off, count = watched.tell("collects")
     assert (on, off) == (True, False)
     assert count > 6000
-    assert ran < 8  # one before it is held, one after: not one for every ten blocks
+    assert ran < 20  # a few before it is held and after: not one for every ten blocks
 
 
 def _file(watched: Watched, runtime: Path) -> None:
