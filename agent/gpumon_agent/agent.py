@@ -21,10 +21,11 @@ import msgspec
 from gpumon_agent import endpoint, environment, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.allocator import Read
+from gpumon_agent.allocator.cpu import resident_bytes
 from gpumon_agent.allocator.cuda import pinned_bytes
 from gpumon_agent.allocator.devices import Devices
 from gpumon_agent.governor import Governor
-from gpumon_agent.guard import guard, pass_on, protect, say
+from gpumon_agent.guard import guard, protect, say
 from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
@@ -358,7 +359,7 @@ class Agent:
         now = self.recorder.now[2]
         if now - self._resident_ns > _RESIDENT_EVERY_NS:
             self._resident_ns = now
-            self.leaks.resident_bytes = _rss()
+            self.leaks.resident_bytes = resident_bytes()
             self._pinned = self._ask_pinned()
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
@@ -607,11 +608,3 @@ def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:
 
 def _script() -> str:
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
-
-
-def _rss() -> int | None:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError) as error:
-        pass_on(error)
-        return None

@@ -23,6 +23,7 @@ This module needs neither torch nor another package.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -32,8 +33,7 @@ from typing import Any
 
 from gpumon_agent.guard import pass_on
 
-_OPTIMIZED = 1  # CO_OPTIMIZED: functions. Modules and class bodies have a dict as namespace
-_SUSPENDED = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
 _FIRST = (
     44 if sys.version_info < (3, 11) else 9
@@ -51,8 +51,8 @@ _INSTALLED = tuple(
 
 def variables(frame: FrameType) -> dict[str, Any]:
     """A function's variables that have a value, and its closure's. Empty for a module or a class body."""
-    code = frame.f_code
-    return _read(frame) if code.co_flags & _OPTIMIZED else {}
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # others have a dict as namespace
+    return _read(frame) if is_function else {}
 
 
 def users_line() -> str | None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from gpumon_agent import wire
 
-_DIGITS_MAX = 12
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # SLURM writes "4(x2),3": four tasks on each of two nodes, three on one
 
 
@@ -92,5 +91,5 @@ def _number(environment: Mapping[str, str], name: str, limit: int = wire.RANKS_M
 
 def _bounded(text: str, limit: int) -> int | None:
     """None if it is no number or larger than any job: the environment may contain anything."""
-    number = int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else None
+    number = int(text) if text.isdecimal() and len(text) <= len(str(limit)) else None
     return number if number is not None and number < limit else None

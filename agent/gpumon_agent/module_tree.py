@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from torch.nn import Module
 
+MODULE_AS_TENSORS = 8  # reading a module takes as long as reading this many tensors
+SEARCHED_EVERY = 64
+"""Every so many sampled steps models are searched again: they may have gained modules, and the script models."""
+
 
 def tree(roots: Iterable[Module]) -> Iterator[tuple[str, weakref.ref[Module]]]:
     """Each module once, with its path. Changes of the model meanwhile are followed as far as possible."""

@@ -57,13 +57,10 @@ def stored_at(code: types.CodeType, name: str) -> int | None:
 
     Cost: 1 µs an instruction, the first time for each code.
     """
-    key = code.co_filename, code.co_firstlineno, code.co_name, code.co_varnames
     known = REGISTRY.stored_lines
-    lines = known.get(key)
+    lines = known.get(code)
     if lines is None:
-        if len(known) >= _CODES_MAX:
-            known.clear()
-        lines = known[key] = {}
+        lines = known[code] = {}
         starts = dict(dis.findlinestarts(code))
         line = None
         for each in dis.get_instructions(code):
@@ -76,7 +73,6 @@ def stored_at(code: types.CodeType, name: str) -> int | None:
     return lines.get(name)
 
 
-_CODES_MAX = 256
 _STORES_FIRST = "STORE_FAST_LOAD_FAST"
 _STORES = (
     "STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL", "STORE_FAST_STORE_FAST", _STORES_FIRST,

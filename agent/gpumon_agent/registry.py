@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 
 class Forked(Protocol):
@@ -36,7 +37,7 @@ class Registry:
         """transport.spawn: the stacks on which a thread of a middle process runs, in process 1"""
         self.ignored_variables: set[str] = set()
         """GPUMON_* variables already reported as ignored"""
-        self.stored_lines: dict[tuple[Any, ...], dict[str, int | None]] = {}
+        self.stored_lines: WeakKeyDictionary[CodeType, dict[str, int | None]] = WeakKeyDictionary()
         """naming: code → the line that first assigns each variable"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -115,6 +116,22 @@ def test_what_a_custom_function_keeps_on_its_context_is_found() -> None:
     assert sum(by_module(model, OnContext.apply(model(torch.randn(3, 8)))).values()) == 3 * (3 * 8) * FLOAT
 
 
+class Nested(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.near, ctx.far = [[[x * 3]]], [[[[x * 3]]]]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_of_a_context_lists_are_read_three_deep() -> None:
+    model = nn.Linear(8, 8)
+    assert sum(by_module(model, Nested.apply(model(torch.randn(3, 8)))).values()) == 2 * (3 * 8) * FLOAT
+
+
 @ASKS
 def test_who_packs_what_nobody_can_look_into_is_told_by_name() -> None:
     class Opaque:
@@ -211,6 +228,35 @@ def test_where_a_saved_tensor_must_be_unpacked_nothing_is_read_once_somebody_pac
     assert torch._C._autograd._push_saved_tensors_default_hooks is push
 
 
+@pytest.mark.parametrize(("took_ms", "known"), [(6.9, True), (7.1, False)])
+def test_a_walk_may_take_7_of_the_10_ms_of_a_sampled_step(
+    monkeypatch: pytest.MonkeyPatch, took_ms: float, known: bool
+) -> None:
+    clock = chain([0], repeat(int(took_ms * 1e6)))
+    monkeypatch.setattr("gpumon_agent.attribution.graph.thread_time_ns", lambda: next(clock))
+    output = torch.ones(1, requires_grad=True)
+    for _ in range(100):
+        output = output * 2
+    activations = Activations(Places, print, limited=True)
+    activations.begin_step(walks=True)
+    activations.walk([output])
+    assert activations.known == known
+
+
+def test_eight_graphs_that_alternate_are_known_and_a_ninth_begins_anew() -> None:
+    x, places = torch.ones(1, requires_grad=True), Places()
+
+    def learns(operators: int) -> bool:
+        output = x
+        for _ in range(operators):
+            output = output * 2
+        return GraphWalk([output], places).learns
+
+    assert [learns(count) for count in range(1, 9)] == [True] * 8
+    assert [learns(count) for count in range(1, 9)] == [False] * 8
+    assert [learns(9), learns(9), learns(1)] == [True, False, True]
+
+
 def test_walks_that_take_too_long_are_rested_from_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = True
     walks = []
@@ -223,16 +269,16 @@ def test_walks_that_take_too_long_are_rested_from_and_come_back(monkeypatch: pyt
             super().__init__(*args, **kwargs)
 
     monkeypatch.setattr("gpumon_agent.attribution.activations.GraphWalk", Slow)
-    told: list[str] = []
-    activations = Activations(Places, told.append, limited=True)
+    told: list[int] = []
+    activations = Activations(Places, lambda _: told.append(step), limited=True)
     output = nn.Linear(4, 4)(torch.randn(2, 4))
-    for step in range(100):
-        slow = step < 60
+    for step in range(140):
+        slow = step < 100
         activations.begin_step(walks=True)
         activations.walk([output])
-    assert walks[:6] == [0, 2, 5, 10, 19, 36]
-    assert walks[6:] == list(range(69, 100))  # after 32 steps of rest, the longest there is
-    assert len(told) == 1
+    assert walks[:7] == [0, 2, 5, 10, 19, 36, 69]
+    assert walks[7:] == list(range(102, 140))  # after 32 steps of rest, the longest there is
+    assert told == [5]  # one slow walk, or two, are not worth a notice
     assert activations.known
 
 
@@ -347,3 +393,47 @@ def test_tensors_without_memory_of_their_own_are_passed_over(watch: Any) -> None
         model(mode.from_tensor(torch.randn(5, 8))).sum().backward()
     model.zero_grad()
     assert not [failed for failed in watch.agent.guard.failures.items() if failed[1]]
+
+
+def newest(watch: Any) -> wire.Ledger:
+    *_, ledger = (e for e in watch.events() if isinstance(e, wire.Ledger) and not e.peak)
+    return ledger
+
+
+def test_a_layer_added_later_is_counted_within_64_steps(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters())
+    watch(model, optimizer)
+    for step in range(80):
+        if step == 10:
+            model.append(nn.Linear(4, 4))
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert newest(watch).weights == 2 * (16 + 4) * FLOAT
+
+
+def test_a_buffer_of_the_optimizer_that_is_replaced_is_counted_within_16_steps(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    watch(model, optimizer)
+    for step in range(20):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        if step == 2:
+            optimizer.state[model[1].bias]["momentum_buffer"] = torch.zeros(1_000)[:4]
+    assert newest(watch).optimizer == (2 * (16 + 4) - 4 + 1_000) * FLOAT
+
+
+def test_layers_are_told_once_a_second(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr("gpumon_agent.attribution.accounts.monotonic_ns", lambda: now)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters())
+    watch(model, optimizer)
+    told = []
+    for step in range(12):
+        model(torch.ones(1 + step, 4)).sum().backward()  # each step's layers differ
+        optimizer.step()
+        told += [part.step for parts in watch.agent.accounts.layers.values() for part in parts]
+        now += 250_000_000
+    assert sorted(set(told)) == [0, 6, 11]  # of four steps a second; step 0 ends with the first event of step 1

@@ -6,6 +6,7 @@ import weakref
 from collections import UserDict
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -75,3 +76,33 @@ def test_a_look_keeps_nothing_alive_and_empties_no_dict() -> None:
 
     assert dropped()
     assert holds_its_own() == 1
+
+
+def test_what_the_nearest_callers_made_is_found() -> None:
+    def called(depth: int) -> int:
+        loss = torch.ones(3, requires_grad=True) * 2
+        found = called(depth - 1) if depth else len(here(caller_frames.made))
+        del loss
+        return found
+
+    assert called(10) == 3  # of four functions: `here` is one
+
+
+@pytest.mark.parametrize(("entries", "found"), [(60, 60), (70, 1)])
+def test_a_tuple_of_more_than_64_is_no_batch(entries: int, found: int) -> None:
+    batch = tuple(torch.ones(1) for _ in range(entries))
+    beside = here(caller_frames.beside, [batch[0]])
+    assert len({id(each) for each in beside if any(each is one for one in batch)} | {id(batch[0])}) == found
+
+
+@pytest.mark.parametrize(("names", "found"), [(500, [1, 2]), (600, [])])
+def test_a_script_of_more_than_512_names_is_not_read(names: int, found: list[int]) -> None:
+    """As a long session in a notebook."""
+    lengths: list[int] = []
+
+    def look(given: Tensor) -> None:
+        lengths.extend(len(each) for each in here(caller_frames.beside, [given]) if len(each) < 3)
+
+    script = {f"name{at}": at for at in range(names)} | {"__name__": "script", "torch": torch, "look": look}
+    exec(compile("x, y = torch.ones(1), torch.ones(2)\nlook(x)", "script.py", "exec"), script)
+    assert sorted(set(lengths) - ({1} if names > 512 else set())) == found

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from gpumon_agent import frames
+
 HERE = Path(__file__).parent
 AGENT = HERE.parents[1] / "agent"
 NEWEST = 14
@@ -172,3 +174,11 @@ def test_nobody_else_reads_the_variables_of_frames() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "f_locals"
     }
     assert reads == {"frames.py"}
+
+
+def test_of_a_deep_recursion_the_innermost_200_frames_are_read() -> None:
+    def called(depth: int) -> list[Any]:
+        return called(depth - 1) if depth else [*frames.outwards(sys._getframe())]
+
+    assert {frame.f_code.co_name for frame in called(300)} == {"called"}
+    assert len(called(300)) == 200

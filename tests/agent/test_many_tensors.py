@@ -13,6 +13,8 @@ from torch import nn
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
 from gpumon_agent.agent import Agent
+from gpumon_agent.allocator.devices import Devices
+from gpumon_agent.attribution.rolling import Rolling
 
 CALLS_MAX = 45_000
 """that the agent makes in one step; to look at each tensor of 20,000, or each of 40,000 modules, takes more"""
@@ -195,3 +197,85 @@ def test_it_is_described_whole_in_the_end(agent: Agent) -> None:
     assert whole.parameters == whole.optimizers[0].parameters == sum(each.numel() for each in model.parameters())
     assert whole.optimizers[0].state_bytes == expected["optimizer"]
     assert whole.optimizers[0].parameter_bytes == expected["weights"]
+
+
+class Clock:
+    """Of the thread and of the wall: each look at it takes so long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, look_ns: int) -> None:
+        self.now = 0
+        self.look_ns = look_ns
+        for name in ("thread_time_ns", "monotonic_ns"):
+            monkeypatch.setattr(f"gpumon_agent.thread_clock.{name}", self)
+
+    def __call__(self) -> int:
+        self.now += self.look_ns
+        return self.now
+
+
+def rolling(model: nn.Module, optimizer: torch.optim.Optimizer) -> Rolling:
+    return Rolling(lambda: [model], lambda: [optimizer], lambda: None)
+
+
+@pytest.mark.parametrize(("look_us", "most"), [(10_000, 208), (50, 22 * 208)])
+def test_a_slice_ends_within_208_tensors_of_its_millisecond(
+    monkeypatch: pytest.MonkeyPatch, look_us: int, most: int
+) -> None:
+    """A chunk is 64 parameters, each with gradient and state, and two modules that count as 8: then comes the clock."""
+    Clock(monkeypatch, look_us * 1000)
+    model = Many()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(slice(None)).backward()
+    optimizer.step()
+    read = rolling(model, optimizer)
+    looked = []
+    while sum(looked) < 8_000:
+        read.look()
+        looked.append(read.looked)
+    assert most / 2 < max(looked) <= most
+
+
+def test_three_passes_hurry_and_then_sampled_steps_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients come and go no two passes agree."""
+    Clock(monkeypatch, 0)  # a slice is a whole pass
+    model = Many(4_000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    read = rolling(model, optimizer)
+    passes = 0
+    while read.hurries:
+        for parameter in model.parameters():
+            parameter.grad = None if passes % 2 else torch.zeros_like(parameter)
+        read.look()
+        passes += 1
+    assert passes == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "whole"),
+    [
+        (nn.Sequential(*(nn.Identity() for _ in range(500))), True),
+        (nn.Sequential(*(nn.Identity() for _ in range(1_000))), False),
+        (nn.ParameterList(torch.ones(1) for _ in range(3_000)), True),
+        (nn.ParameterList(torch.ones(1) for _ in range(6_000)), False),
+    ],
+    ids=["500 modules", "1,000 modules", "3,000 tensors", "6,000 tensors"],
+)
+def test_devices_of_up_to_512_modules_or_4096_tensors_are_known_at_once(model: nn.Module, whole: bool) -> None:
+    devices = Devices(lambda: [model], print, bounds=True, tracker=None, tell=print)
+    devices.readers()
+    assert devices.looking == (not whole)
+    devices.stop()
+
+
+def test_a_description_takes_30_ms_at_once_and_2_ms_of_each_step(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 1_000_000)
+    model = Many()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    agent.adopt(model, optimizer)
+    took = [clock.now // 10**6]
+    for _ in range(20):
+        before = clock.now
+        train(model, optimizer)
+        took.append((clock.now - before) // 10**6)
+    assert 30 <= took[0] < 40
+    assert max(took[1:]) < 12  # with the ledger's slice; each ends with the look that finds it over

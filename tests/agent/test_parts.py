@@ -198,6 +198,23 @@ def test_a_rate_that_wavers_with_the_load_is_told_once() -> None:
     assert said == ["", "", "", ""]
 
 
+def test_a_cost_that_changes_is_answered_within_50_steps() -> None:
+    governor = Governor()
+    run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
+    assert governor.ledger_every > 1
+    run(governor, 50, step_ms=1000, boundary_us=120, ledger_us=800)
+    assert governor.ledger_every == 1
+
+
+def test_one_step_in_ten_thousand_is_read_whatever_a_reading_costs() -> None:
+    governor = Governor()
+    run(governor, 9_999, step_ms=0.01, boundary_us=10_000_000, ledger_us=10_000_000)
+    assert not governor.reads
+    governor.step_closed(10_000)
+    assert governor.reads
+    assert governor.ledger
+
+
 def test_a_governor_that_is_off_samples_every_step() -> None:
     governor = Governor(off=True)
     run(governor, 300, step_ms=1, boundary_us=5000, ledger_us=5000)

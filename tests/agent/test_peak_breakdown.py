@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+
+from gpumon_agent import wire
+from gpumon_agent.attribution.block_owners import BlockOwners
+from gpumon_agent.attribution.graph import Places
+from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.attribution.peak_breakdown import Block, compose
+from gpumon_agent.attribution.unwatched_models import UnwatchedModels
+from gpumon_agent.attribution.workspaces import Workspaces
+from gpumon_agent.storages import CPU
 
 
 def events(*told: tuple[str, int, int]) -> list[dict[str, Any]]:
@@ -129,3 +139,42 @@ def invisible() -> None:
 
 def test_history_is_ours_for_one_phase_and_gives_way_to_the_users(virtual_gpu: Any) -> None:
     virtual_gpu().run(invisible, env={"GPUMON_GOVERNOR": "off"})
+
+
+def test_a_phase_of_more_than_100_000_events_has_no_breakdown(virtual_gpu: Any) -> None:
+    """Torch keeps them in memory until the phase ends."""
+
+    def script() -> None:
+        import torch
+
+        from gpumon_agent.attribution.history import AllocationHistory
+
+        torch.empty(1, device="cuda")
+        history = AllocationHistory()
+        known = []
+        for count in (30_000, 60_000):
+            assert history.begin()
+            for _ in range(count):  # an event each for allocation and free
+                torch.empty(1, device="cuda")
+            known.append(history.end() is not None)
+        history.remove()
+        assert known == [True, False], known
+
+    virtual_gpu().run(script)
+
+
+def test_a_weight_replaced_by_one_of_its_size_is_known_again_after_32_breakdowns() -> None:
+    """The bytes of its line are the same, so only a new search sees that the address is another."""
+    model = nn.Linear(8, 8)
+    inventory = Inventory()
+    inventory.watch(model)
+    owners = BlockOwners(inventory, UnwatchedModels(lambda: [(0, model)], print), Workspaces())
+
+    def line() -> str:
+        sums = inventory.owners(torch.device("cpu"))
+        ledger = wire.Ledger(0, wire.BACKWARD, 0, 0, None, None, None, *sums)
+        return owners.blocks(ledger, CPU, [], Places())[model.weight.data_ptr()].line
+
+    assert line() == "weights"
+    model.weight.data = model.weight.data.clone()
+    assert [line() for _ in range(33)][-1] == "weights"

@@ -279,3 +279,33 @@ def figures() -> None:
 def test_every_figure_is_what_the_script_itself_reads(virtual_gpu: Gpu) -> None:
     own, seen = json.loads(virtual_gpu().run(figures, env={"GPUMON_GOVERNOR": "off"}).stdout)
     assert seen == own
+
+
+def test_after_256_quiet_windows_one_in_16_is_checked_for_other_threads(virtual_gpu: Gpu) -> None:
+    """A check is a second read of the allocator, and a thread that never allocates must not double the cost."""
+
+    def script() -> None:
+        import threading
+
+        import torch
+
+        from gpumon_agent.allocator.peaks import Peaks
+
+        torch.empty(1, device="cuda")
+        peaks = Peaks()
+        read, reads = peaks.read, []
+
+        def counted(device: int) -> object:
+            reads.append(device)
+            return read(device)
+
+        peaks.read = counted
+        done = threading.Event()
+        threading.Thread(target=done.wait).start()
+        for _ in range(512):
+            peaks.boundary(0)
+        done.set()
+        peaks.stop()
+        assert len(reads) == 512 + 256 + 256 // 16, len(reads)
+
+    virtual_gpu().run(script)

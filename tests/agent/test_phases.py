@@ -681,3 +681,44 @@ def test_state_that_a_checkpoint_is_loaded_into_is_no_step(watch: Any) -> None:
         iteration(model, optimizer)
     assert [step.step for step in watch.steps()] == [0, 1]
     assert watch.words() == [FIRST, STEP]
+
+
+def test_a_model_that_moves_to_another_gpu_is_found_there_within_200_steps(virtual_gpu: Any) -> None:
+    def script() -> None:
+        import torch
+
+        from gpumon_agent import agent, wire
+
+        watched = agent.Agent(publish=False)
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watched.adopt(model, optimizer)
+        for step in range(203):
+            if step == 20:
+                model.to("cuda:1")
+            optimizer.zero_grad()
+            model(torch.ones(2, 8, device=model.weight.device)).sum().backward()
+            optimizer.step()
+        phases = [event for _, event in watched.recorder.drain() if isinstance(event, wire.Phase)]
+        assert {phase.device for phase in phases if phase.step > 200} == {1}
+
+    virtual_gpu(devices=2).run(script, env={"GPUMON_GOVERNOR": "off"})
+
+
+def test_the_resident_memory_is_read_once_a_second(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10**10
+    monkeypatch.setattr("gpumon_agent.hooks.phases.monotonic_ns", lambda: now)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    watch(model, optimizer)
+    resident = []
+    kept = None
+    for step in range(6):
+        if step == 2:
+            kept = torch.ones(16 << 20)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        resident.append(watch.agent.leaks.resident_bytes)
+        now += 300_000_000
+    assert kept is not None
+    assert resident[5] > resident[1] + kept.nbytes // 2

@@ -197,3 +197,59 @@ def test_a_look_is_bounded_and_a_log_of_numbers_takes_nothing_of_it() -> None:
 
     found = train()
     assert found.keys() == {"kept", "model"}
+
+
+def test_the_eight_innermost_functions_are_read() -> None:
+    def called(depth: int) -> int:
+        kept = torch.ones(1_000)
+        held = called(depth - 1) if depth else look(set()).nbytes
+        del kept
+        return held
+
+    assert called(20) == 7 * 4_000  # `look` is the eighth
+
+
+def test_the_four_largest_are_named_and_all_are_counted() -> None:
+    def train() -> HeldByVariables:
+        a, b, c, d, e, f = (torch.ones(n * 10_000) for n in (1, 6, 2, 5, 3, 4))
+        held = look(set())
+        del a, b, c, d, e, f
+        return held
+
+    held = train()
+    assert [each.name for each in held.holders] == ["b", "d", "f", "e"]
+    assert held.nbytes == 21 * 40_000
+
+
+def test_a_list_in_a_list_is_read_and_a_third_within_is_not() -> None:
+    def train() -> dict[str, int]:
+        near, far = [[torch.ones(1_000)]], [[[torch.ones(2_000)]]]
+        held = of(look(set()), "train")
+        del near, far
+        return held
+
+    assert train() == {"near": 1}
+
+
+def test_about_four_thousand_entries_are_read_and_no_longer_list() -> None:
+    def train(entries: int) -> dict[str, int]:
+        kept = [torch.ones(1)] * entries
+        held = of(look(set()), "train")
+        del kept
+        return held
+
+    assert train(3_900) == {"kept": 3_900}  # `look` has 160 others, most of them builtins
+    assert train(5_000) == {}
+
+
+def test_a_few_tensors_are_summed_at_each_boundary_and_forty_once_a_step() -> None:
+    def train(many: int) -> list[int]:
+        variables, kept = Variables(), [torch.ones(100) for _ in range(many)]
+        before = look(set(), variables).nbytes
+        kept[many // 2] = torch.ones(200)
+        found = [look(set(), variables, fresh=fresh).nbytes - before for fresh in (False, True)]
+        del kept
+        return found
+
+    assert train(31) == [400, 400]
+    assert train(40) == [0, 400]

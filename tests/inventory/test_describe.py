@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gpumon_agent import wire
 from gpumon_agent.attribution import describe
+from gpumon_agent.attribution.inventory import Inventory
 
 
 def said(model, *optimizers):
@@ -137,7 +139,7 @@ def test_groups_that_disagree_are_not_summed_up():
 def test_ten_thousand_modules_are_described_in_short_slices():
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(10_000)))
     *slices, (described, modules) = describe.parts(model, [], index=0, revision=0, name="job", found=True)
-    assert slices == [None] * (20_000 // describe.SLICE_TENSORS)
+    assert len(slices) == 20_000 // 64 + 2 * 127  # 64 tensors each; then what was noted is freed in pieces
     assert described.modules == len(modules) == 10_000
 
 
@@ -147,3 +149,42 @@ def test_frozen_parameters_of_an_optimizer_do_not_count() -> None:
     model[0].requires_grad_(False)
     told = describe.optimizer(torch.optim.AdamW(model.parameters()))
     assert (told.parameters, told.parameter_bytes) == (5, 20)
+
+
+def test_the_newest_64_optimizers_are_told() -> None:
+    """A script may make one in each epoch."""
+    model = nn.Linear(4, 4)
+    told = said(model, *(torch.optim.SGD(model.parameters(), 0.1, momentum=at / 128) for at in range(70)))[0].optimizers
+    assert [float(each.settings["momentum"]) * 128 for each in told] == list(range(6, 70))
+
+
+@pytest.mark.parametrize(("elements", "nbytes"), [(4_096, 4 * 4_096), (4_097, 1 << 20)])
+def test_a_slice_of_more_than_16_kib_counts_the_whole_storage_that_it_keeps(elements: int, nbytes: int) -> None:
+    """Of a smaller one the storage is not looked up: that would make an object of 90 bytes for each."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(1 << 18)[:elements])
+    assert said(model)[0].parameter_bytes == nbytes
+
+
+class DistributedDataParallel(nn.Module):
+    """One whose logger reports very many buckets."""
+
+    logger = "any"
+
+    def _get_ddp_logging_data(self) -> dict[str, str]:
+        sizes = ", ".join(["26214400"] * 100_000)
+        return {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes}
+
+
+def test_the_sizes_of_any_number_of_buckets_fit_into_a_message() -> None:
+    model, _ = said(DistributedDataParallel())
+    assert len(wire.encode_event(model)) < wire.EVENT_BYTES_MAX
+    assert model.parallel.bucket_bytes[:2] == (26_214_400, 26_214_400)
+
+
+@pytest.mark.parametrize(("deep", "nbytes"), [(4, 4), (5, 0)])
+def test_a_tensor_in_up_to_four_lists_of_an_argument_is_an_input(deep: int, nbytes: int) -> None:
+    value: object = torch.ones(1)
+    for _ in range(deep):
+        value = [value]
+    assert Inventory().inputs((value,), {})[0] == nbytes

@@ -76,3 +76,17 @@ def test_fsdp2_counts_shards_as_weights_and_what_it_gathers_as_buckets(looked_at
     assert forward["buckets"] > forward["weights"]  # the root stays gathered from its forward to its backward
     assert between["rest"] == forward["inputs"]
     assert of_phase(lines, "load")[0]["rest"] == 0
+
+
+def test_a_block_is_rounded_as_the_allocator_rounds_it(virtual_gpu):
+    def script():
+        import torch
+
+        from gpumon_agent.storages import rounded
+
+        for nbytes in (1, 512, 513, 5_000):
+            kept = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.memory_allocated() == rounded(nbytes)
+            del kept
+
+    virtual_gpu().run(script)

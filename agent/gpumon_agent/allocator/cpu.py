@@ -19,7 +19,6 @@ from gpumon_agent.unseen import unseen
 from gpumon_agent.wire import Device
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_RESIDENT = 1  # the field's position in /proc/PID/statm
 
 
 class CpuProbe:
@@ -60,7 +59,8 @@ def resident_bytes() -> int | None:
         pass_on(error)
         return None
     try:
-        return int(os.read(handle, 256).split()[_RESIDENT]) * _PAGE_BYTES
+        _, pages, *_ = os.read(handle, 256).split()
+        return int(pages) * _PAGE_BYTES
     finally:
         os.close(handle)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 SLICE_TENSORS = 4096
-_MODULE = 8  # a module costs as much time as this many tensors
 
 
 class Devices:
@@ -135,7 +134,7 @@ class Devices:
 
 def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[None]:
     """Adds the devices of the models' tensors to `seen`. Yields after each slice."""
-    from gpumon_agent.module_tree import tree
+    from gpumon_agent.module_tree import MODULE_AS_TENSORS, tree
 
     looked = 0
     modules = tree(models)
@@ -145,7 +144,7 @@ def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[No
             tensors = list(islice(chain(module._parameters.values(), module._buffers.values()), at, at + SLICE_TENSORS))
             at, more = at + SLICE_TENSORS, len(tensors) == SLICE_TENSORS
             seen.update((device.type, device.index or 0) for device in {t.device for t in tensors if t is not None})
-            looked += _MODULE + len(tensors)
+            looked += MODULE_AS_TENSORS + len(tensors)
             del module
             tensors.clear()
             if looked >= SLICE_TENSORS:

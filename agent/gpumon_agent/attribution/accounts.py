@@ -33,21 +33,17 @@ from gpumon_agent.attribution.workspaces import Workspaces, tracks_blocks
 from gpumon_agent.governor import SAMPLED_STEP_NS
 from gpumon_agent.guard import pass_on
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.module_tree import tree
+from gpumon_agent.module_tree import SEARCHED_EVERY, tree
 from gpumon_agent.storages import CPU, index_of, tensors_in
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
 LAYERS_EVERY_NS = 1_000_000_000
-COMPOSED_EVERY = 2
-"""With the governor on, every nth sampled step breaks down a peak."""
 REST_FIRST, REST_MAX = 2, 64
 """Turns skipped after a breakdown takes a sampled step over its limit; doubles each time."""
-PLACES_EVERY_STEPS = 64
 TENSORS_AT_ONCE = 3_000
 """Parameters, buffers and modules. With more, and the governor on, a step reads only a slice, as it ends."""
-_LOOKS = 8  # first steps that search workspaces without the governor; later only with the layers
 
 
 class LoadedCheckpoints(Protocol):
@@ -102,7 +98,7 @@ class Accounts:
         self._block_owners = block_owners
         self._peak = PeakBreakdowns(block_owners, self._activations, self._current_places)
         self._peak.wanted = not limited
-        self._sampled = 0
+        self._composes = True  # of two sampled steps, the second may break down its peak
         self._last_ns = SAMPLED_STEP_NS  # cost of the last sampled step
         self._rest = 0  # breakdowns to skip
         self._resting = 0
@@ -152,9 +148,9 @@ class Accounts:
         walks = not self._cost.ledger_at_end_only
         self._layers_wanted = monotonic_ns() >= self._layers_due_ns
         if self._limited:
-            self._sampled += 1
             self._peak.wanted = False
-            turn = walks and not self._sampled % COMPOSED_EVERY
+            self._composes = not self._composes
+            turn = walks and self._composes
             if turn:
                 # if walk and breakdown in one step would cost too much: first the walk, next time the breakdown
                 self._peak.wanted = not self._resting and (
@@ -216,7 +212,7 @@ class Accounts:
 
     def _current_places(self) -> Places:
         if self._places_left <= 0:
-            self._places_left = PLACES_EVERY_STEPS
+            self._places_left = SEARCHED_EVERY
             self._places = Places()
             for index, model in self._models():
                 self._places.add(index, model)
@@ -333,7 +329,7 @@ class Accounts:
         """Workspaces need two searches. Both are in the first step, so that its end can report them."""
         if phase != wire.OPTIMIZER:
             return step == 0 and (phase == wire.BACKWARD or not self._limited)
-        return self._layers_wanted or step < (1 if self._limited else _LOOKS)
+        return self._layers_wanted or step == 0
 
     def close_step(self, step: int) -> None:
         """Call it before the Step is recorded."""

@@ -43,8 +43,6 @@ _MATTERS_FOR_BYTES = (
 SLICE_TENSORS = 64
 """Tensors between two clock checks. A module without tensors counts as one."""
 _PLAIN = (Tensor, Parameter)
-_MANY_NOTED = 30_000
-_EXACT_STATES = 4096  # with more, states with unshared storage count by their own size
 OPTIMIZERS_MAX = 64  # newest ones per message; a script may keep a new optimizer per epoch
 
 
@@ -104,7 +102,8 @@ def parts(
             if over():
                 yield None
     for _ in tally.clear():
-        yield None
+        if over():
+            yield None
     settings = []
     for optimizer_known in known:
         optimizer = yield from _optimizer_in_slices(optimizer_known, over)
@@ -143,7 +142,6 @@ class _Tally:
         self.trainable = 0
         self.devices: set[torch.device] = set()
         self.meshes = Meshes()
-        self._noted = 0
         self._storages: Pieces[bool] = Pieces()  # identities of shared storages, and ids of buffers
         self._parameters: Pieces[str] = Pieces()  # identity of a parameter → path of its first module
 
@@ -182,7 +180,6 @@ class _Tally:
                 first = self._parameters.get(identity)
                 if first is None:
                     self._parameters[identity] = path
-                    self._noted += 1
                     count = tensor.numel() if part is None else zero.elements(tensor)  # on all ranks together
                     self.meshes.see(tensor, nbytes)
                     counted += count
@@ -214,10 +211,8 @@ class _Tally:
         )
 
     def clear(self) -> Iterator[None]:
-        """Frees the records, after the last module. Yields if there are many."""
-        for count, _ in enumerate(chain(self._parameters.clear(), self._storages.clear()), 1):
-            if self._noted > _MANY_NOTED and not count % 8:
-                yield
+        """Frees the records, after the last module, in slices."""
+        return chain(self._parameters.clear(), self._storages.clear())
 
     def _partitioned(self, parameter: Tensor, part: Tensor) -> tuple[object, int]:
         """As `_claim`, for a ZeRO 3 parameter: the partitions of all parameters share one storage."""
@@ -303,14 +298,13 @@ def _optimizer_in_slices(
     at = 0
     while (outer := reference()) is not None:
         states = stepping(outer).state
-        exact = len(states) <= _EXACT_STATES
         left: Any = islice(states.values(), at, None)
         least, more, state = max(SLICE_TENSORS // 4, len(states) // 200), False, None
         for place, state in enumerate(left, at):
             if place - at >= least and not place % (SLICE_TENSORS // 4) and over():
                 at, more = place, True
                 break
-            state_bytes += _nbytes(tensors_within(state), claimed) if exact else _state_bytes(state, claimed)
+            state_bytes += _state_bytes(state, claimed)
         left = state = None
         if not more:
             break

@@ -45,8 +45,7 @@ Around = tuple[Place, str]
 """a module with children, and the name of the last child that ran"""
 
 _PLAIN = (Tensor, Parameter)
-HALF = 2
-"""bytes"""
+HALF = torch.half.itemsize
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
 _PLANS_MAX = 8  # different graphs (an evaluation, a smaller last batch) alternate
 _NO_WEIGHTS: frozenset[int] = frozenset()

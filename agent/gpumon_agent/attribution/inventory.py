@@ -31,6 +31,7 @@ from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
+from gpumon_agent.module_tree import SEARCHED_EVERY
 from gpumon_agent.storages import (
     INPUT_DEPTH_MAX,
     has_storage,
@@ -41,9 +42,7 @@ from gpumon_agent.storages import (
     untransformed,
 )
 
-_LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
-_BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
 
 
@@ -80,7 +79,6 @@ class Inventory:
         self._state_sums: dict[int, _Kept] = {}
         self._state_uses = 0
         self._buckets: dict[int, int] = {}
-        self._bucket_looks = 0
         self._until_list = 0
         self._modules: list[weakref.ref[Module]] = []  # those with their own parameters or buffers
         self._known: list[weakref.ref[Tensor]] = []  # parameters of the last read
@@ -102,7 +100,7 @@ class Inventory:
             if all(known() is not optimizer for known in self._optimizers):
                 self._optimizers.append(weakref.ref(optimizer))
         self._model_sums.clear()
-        self._until_list = self._bucket_looks = 0
+        self._until_list = 0
 
     def forget(self, model: Module) -> None:
         """Removes `model`: a wrapper has replaced it."""
@@ -141,7 +139,7 @@ class Inventory:
         index = index_of(device)
         if self._until_list <= 0:
             self._list()
-            self._until_list = _LIST_EVERY_FRESH
+            self._until_list = SEARCHED_EVERY
         self._until_list -= fresh
         parameters = self._parameters(fresh=fresh)
         gathered: set[int] = set()  # a parameter gathered by FSDP2 replaces its shard in the module
@@ -157,7 +155,7 @@ class Inventory:
             buffers=model.buffers,
             gradients=gradients,
             optimizer=state.state,
-            buckets=gathered_bytes + beside + max(self._bucket_bytes(index), viewed),
+            buckets=gathered_bytes + beside + max(self._bucket_bytes(index, fresh=fresh), viewed),
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
@@ -173,7 +171,7 @@ class Inventory:
             buffers=sums["buffers"],
             gradients=sums["gradients"] + gradients,
             optimizer=sums["optimizer"],
-            buckets=sums["gathered"] + max(self._bucket_bytes(index), sums["views"]),
+            buckets=sums["gathered"] + max(self._bucket_bytes(index, fresh=True), sums["views"]),
             inputs=claim(inputs, claimed, index),
         )
 
@@ -358,10 +356,9 @@ class Inventory:
         owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
         return claim(owned, claimed, index), claim(viewed, claimed, index)
 
-    def _bucket_bytes(self, index: int) -> int:
-        """Bucket sizes from DDP's logger. With gradient_as_bucket_view the views may temporarily show more."""
-        if self._ddp and self._bucket_looks < _BUCKETS_SETTLE_LOOKS:
-            self._bucket_looks += 1
+    def _bucket_bytes(self, index: int, *, fresh: bool) -> int:
+        """Bucket sizes from DDP's logger: 13 µs. With gradient_as_bucket_view the views may temporarily show more."""
+        if self._ddp and (fresh or not self._buckets):
             self._buckets = {}
             for module in _alive(self._ddp):
                 parameter = next(module.parameters(), None)

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.describe import stepping
 from gpumon_agent.attribution.spread import flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.module_tree import parameter_names, tree
+from gpumon_agent.module_tree import MODULE_AS_TENSORS, parameter_names, tree
 from gpumon_agent.storages import (
     CPU,
     Pieces,
@@ -41,13 +41,11 @@ from gpumon_agent.storages import (
 from gpumon_agent.thread_clock import ThreadClock
 
 CHUNK_TENSORS = 128
-CHUNKS_AT_ONCE = 64
 SLICE_NS = 1_000_000
 """Thread time per step, after the first chunk."""
 HURRIED_CIRCLES = 3
 """After a start or a restart, this many passes continue at every step, later ones only at sampled steps."""
 LINES = ("weights", "buffers", "gradients", "optimizer", "gathered", "views", "other_models")
-_MODULE = 8  # a module costs as much time as this many tensors
 _PLAIN = (Tensor, Parameter)
 _Sums = dict[tuple[int, str], int]
 """(device, line) → bytes"""
@@ -97,12 +95,10 @@ class Rolling:
         if mark != self._mark:
             self.restart()
             self._mark = mark
-        clock = None
-        for _ in range(CHUNKS_AT_ONCE):
+        self._next_chunk()
+        clock = ThreadClock(SLICE_NS)
+        while self._circle is not None and not clock.over():  # never two passes in one step: they would be equal
             self._next_chunk()
-            clock = clock or ThreadClock(SLICE_NS)
-            if clock.over() or self.unreadable is not None:
-                break
 
     def sums(self, device: int) -> dict[str, int] | None:
         """The sums of one device, or None if the last two passes differ."""
@@ -233,7 +229,7 @@ class Rolling:
         """Reads a module from its parameter `start` on. Returns (tensors read, states met, next start or None)."""
         if module is None:
             return 0, 0, None
-        looked = _MODULE
+        looked = MODULE_AS_TENSORS
         size = CHUNK_TENSORS // 2
         parameters: list[Any] = [module._parameters.get(name) for name in names[start : start + size]]
         more = start + size if len(parameters) == size else None

@@ -3,7 +3,8 @@
 Model. While model_discovery is installed (`gpumon run`), it records every module that is built, copied or unpickled. A
 module that is no child, not watched, and neither around nor inside a watched one is an unwatched model. If its
 parameters have the shapes of a watched model's, in order, it is called a copy of that model.
-Cost: every `LOOK_EVERY` fresh reads one pass over the recorded modules, else one over the unwatched models' tensors.
+Cost: every `SEARCHED_EVERY` fresh reads one pass over the recorded modules, else one over the unwatched models'
+tensors.
 Known limitations. With `watch()` alone no modules are recorded: the line is None. Gradients of such models are
 unexplained.
 """
@@ -18,10 +19,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent.hooks import model_discovery
-from gpumon_agent.module_tree import tree
+from gpumon_agent.module_tree import SEARCHED_EVERY, tree
 from gpumon_agent.storages import storages
 
-LOOK_EVERY = 64
 SLICE_MODULES, SLICE_TENSORS = 1000, 256
 
 
@@ -41,7 +41,7 @@ class UnwatchedModels:
     def tensors(self, *, look: bool) -> Iterator[Tensor] | None:
         """Their parameters and buffers. None if modules are not recorded. `look`: may search for new models."""
         if self._left <= 0 and (look or self._others is None):
-            self._left = LOOK_EVERY
+            self._left = SEARCHED_EVERY
             self._look()
         self._left -= look
         return None if self._others is None else self._each()
