@@ -22,6 +22,7 @@ from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.census import ROUNDS
 from gpumon_agent.leaks.heap_walker import DEPTH_MAX, HeapWalker, Root
 from gpumon_agent.leaks.object_children import Files
+from gpumon_agent.leaks.owned_storages import OwnedStorages
 from gpumon_agent.thread_clock import ThreadClock
 
 
@@ -221,6 +222,67 @@ ONE = torch.ones(1)
 )
 def test_how_many_keys_entries_and_numbered_names_are_told_apart(value: Any, name: str) -> None:
     assert any(each.startswith(name) for each in walked({"it": value}))
+
+
+@pytest.mark.parametrize(("hooks", "name"), [(4, "it.gradient hook closure"), (5, "it.gradient hook[*].closure")])
+def test_more_than_four_hooks_of_a_tensor_share_a_name(hooks: int, name: str) -> None:
+    def hook(kept: torch.Tensor) -> Any:
+        return lambda gradient: gradient * kept
+
+    weight = torch.ones(1, requires_grad=True)
+    for _ in range(hooks):
+        weight.register_hook(hook(torch.ones(1)))
+    assert any(each.startswith(name) for each in walked({"it": weight})), walked({"it": weight})
+
+
+@pytest.mark.parametrize(("entries", "found"), [(2_000, 2_000), (2_001, 0)])
+def test_a_bounded_cache_of_more_than_2_000_entries_is_not_read(entries: int, found: int) -> None:
+    """They are read in one piece, and its bound keeps them from growing for ever."""
+    remembers = functools.lru_cache(maxsize=5_000)(lambda at: torch.ones(1))
+    for at in range(entries):
+        remembers(at)
+    assert walked({"it": remembers}).get("it.cache[*] cache", 0) == found
+
+
+def test_10_000_containers_keep_their_names_when_another_name_leads_to_them() -> None:
+    """To remember more would take memory from the training."""
+    rows = [[ONE, ONE] for _ in range(10_100)]
+    names: Counter[str] = Counter()
+
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
+        names[walk.name().text] += 1
+        return True
+
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
+    for name in ("first", "again"):
+        space = {name: rows}
+        walk.begin([Root(lambda space=space: space, named=True)], limit=200)  # type: ignore[misc]
+        while not walk.run(ThreadClock(1_000_000_000), lambda: False):
+            pass
+    assert 0 < names["again[*][*]"] <= 2 * 110
+
+
+def claimed_of(watch: Any, others: list[nn.Module]) -> tuple[set[int], int]:
+    """What has an owner beside a watched model, and in how many slices that was read, with a look at the clock each."""
+    model = nn.Linear(2, 2)
+    watch(model, torch.optim.SGD(model.parameters()))
+    owned = OwnedStorages(watch.agent.accounts.inventory, lambda: others, {})
+    slices = 1
+    while not owned.run(ThreadClock(0)):
+        slices += 1
+    return owned.claimed, slices
+
+
+@pytest.mark.parametrize(("copies", "owned"), [(3, True), (4, False)])
+def test_three_equal_models_own_their_weights_and_four_are_a_leak(watch: Any, copies: int, owned: bool) -> None:
+    others: list[nn.Module] = [nn.Linear(5, 5) for _ in range(copies)]
+    claimed, _ = claimed_of(watch, others)
+    assert all((each.untyped_storage()._cdata in claimed) == owned for other in others for each in other.parameters())
+
+
+def test_between_two_looks_at_the_clock_eight_tensors_of_a_module_are_looked_at(watch: Any) -> None:
+    _, slices = claimed_of(watch, [nn.ParameterList([torch.ones(1) for _ in range(160)])])
+    assert 20 <= slices <= 26
 
 
 def test_what_is_read_of_large_containers() -> None:
