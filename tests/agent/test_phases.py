@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gpumon_agent
 from gpumon_agent import wire
+from gpumon_agent.hooks.backward_roots import leads_to
 
 STEP = ["between", "forward", "backward", "optimizer"]
 FIRST = ["load", "forward", "backward", "optimizer"]
@@ -325,6 +326,15 @@ def test_the_first_backward_needs_no_forward_if_it_has_no_parameter_of_a_model(w
     assert told == ["backward", "optimizer", "forward", "backward", "optimizer"] * 2
 
 
+@pytest.mark.parametrize(("nodes", "leads"), [(900, False), (1_500, True)])
+def test_a_graph_of_more_than_1_000_nodes_is_taken_for_a_model_s(nodes: int, leads: bool) -> None:
+    """To search all of it would make the training wait."""
+    total = torch.ones((), requires_grad=True)
+    for _ in range(nodes):
+        total = total + 1
+    assert leads_to([total], ()) == leads
+
+
 def test_the_compiled_copy_of_a_model_is_its_copy(watch: Any) -> None:
     model, optimizer = build()
     watch(model, optimizer)
@@ -498,6 +508,11 @@ def test_two_threads_at_once_are_marked(watch: Any) -> None:
     done.set()
     thread.join()
     assert "overlapped" in " ".join(watch.words()[0])
+    for _ in range(40):
+        iteration(model, optimizer)
+    marked = [bool(phase.flags & wire.OVERLAPPED) for phase in watch.phases()]
+    assert 50 <= sum(marked) <= 80  # those during the overlap, and 64 after it
+    assert not any(marked[-40:])
     assert all(p.allocated_peak is None for p in watch.phases() if p.flags & wire.OVERLAPPED)
 
 
