@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections import Counter, deque
@@ -169,6 +170,68 @@ def test_what_lives_no_more_is_not_counted(watch: Any, monkeypatch: pytest.Monke
     census = census_of(watch, step)
     groups = [group for group in census.groups if group.shape == (7, 11)]
     assert sum(group.count for group in groups) <= 6, groups
+
+
+def kept_census(watch: Any, monkeypatch: pytest.MonkeyPatch) -> wire.Census:
+    monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 100_000_000)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    watch(model, optimizer)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return census_of(watch, step)
+
+
+def test_2_000_kinds_of_tensors_and_200_names_of_a_kind_are_told_apart(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it remembers of them is memory of the training. The others are counted."""
+    monkeypatch.setattr(wire, "GROUPS_MAX", 4_000)
+    runs = {f"run {run}": {f"loss {at}": torch.ones(3, 17) for at in range(32)} for run in range(8)}
+    kinds = [torch.ones(length) for length in range(1, 2_200)]
+    census = kept_census(watch, monkeypatch)
+    (alike,) = (group for group in census.groups if group.shape == (3, 17))
+    assert (alike.count, sum(holder.count for holder in alike.holders)) == (256, 200)
+    assert census.tensors >= len(kinds) + 256
+    assert len(census.groups) == 2_000
+    assert len(runs) == 8
+
+
+def test_of_equal_tensors_the_graphs_of_the_first_three_are_measured(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first may have lost its graph to a backward; to follow all of them takes too long."""
+    weights = torch.ones(1_000, requires_grad=True)
+
+    def loss(times: int) -> torch.Tensor:
+        total = weights
+        for _ in range(times):
+            total = (total / 2).exp()  # which keeps 4 KB
+        return total.sum().reshape(1, 1, 1, 1, 1)
+
+    losses = [loss(1), loss(1), loss(10), loss(50)]
+    census = kept_census(watch, monkeypatch)
+    (alike,) = (group for group in census.groups if group.shape == (1, 1, 1, 1, 1))
+    assert alike.graph_bytes is not None
+    assert 9 * 4_000 <= alike.graph_bytes // len(losses) <= 12 * 4_000
+
+
+@pytest.mark.parametrize(("threshold", "told"), [(9_999, False), (10_000, True)])
+def test_what_waits_for_the_collector_is_told_if_it_runs_every_10_000_objects_or_later(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, threshold: int, told: bool
+) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(threshold)
+    try:
+        census = kept_census(watch, monkeypatch)
+    finally:
+        gc.set_threshold(*before)
+    assert (census.waiting is not None) == told
 
 
 def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:

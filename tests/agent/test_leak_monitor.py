@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def on_a_device(folder: str) -> None:
 
@@ -147,7 +149,7 @@ def on_a_device(folder: str) -> None:
     assert not history.stacks
 
     # more blocks than one slice could read: each is asked for its line; by an older torch in the pause of a census
-    many = [torch.empty(1, device="cuda") for _ in range(allocations.BLOCKS_MAX + 100)]
+    many = [torch.empty(1, device="cuda") for _ in range(600)]
     agent.leaks.census.growth_trigger._not_before = sys.maxsize  # or growth may begin one while stacks are being kept
     ask = allocations._ask
     for asks in (ask, None) if ask is not None else (None,):
@@ -162,7 +164,7 @@ def on_a_device(folder: str) -> None:
         assert kept.where == f"{Path(__file__).name}:{line}", (asks, kept)
         assert not history.stacks
     allocations._ask = ask
-    assert len(many) > allocations.BLOCKS_MAX
+    assert len(many) == 600
 
     # who records history has it alone
     torch.cuda.memory._record_memory_history(max_entries=100)
@@ -184,3 +186,82 @@ def on_a_device(folder: str) -> None:
 
 def test_on_a_device(virtual_gpu: Any, tmp_path: Path) -> None:
     virtual_gpu().run(on_a_device, str(tmp_path), env={"GPUMON_GOVERNOR": "off"})
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("grows_by", "suspected"), [(2, True), (1, False)])
+def test_host_memory_that_grows_by_2_mib_in_four_steps_is_suspected_within_80(
+    watch: Any, grows_by: int, suspected: bool
+) -> None:
+    """Slower growth is what any process has for a while."""
+    leaks = watch.agent.leaks
+    seen = False
+    for step in range(2, 82):
+        leaks.resident_bytes = 1024 * MIB + step // 4 * grows_by * MIB
+        leaks.step_closed(step, ())
+        seen |= leaks.census.growth_trigger.grows
+    assert seen == suspected
+
+
+def of_few_steps_and_blocks() -> None:
+    import torch
+
+    from gpumon_agent.attribution.history import AllocationHistory
+    from gpumon_agent.leaks import allocations as module
+    from gpumon_agent.leaks.allocations import Allocations
+    from gpumon_agent.leaks.object_children import Files
+    from gpumon_agent.thread_clock import ThreadClock
+
+    torch.empty(1, device="cuda")
+    allocations = Allocations(AllocationHistory(), Files())
+
+    def recorded(blocks: int, *, read: bool = True) -> int:
+        """Begins to record, and returns for how many steps it did."""
+        allocations.begin(blocks)
+        steps = 0
+        while allocations.open:
+            allocations.step_closed()
+            steps += 1
+        if read:
+            assert allocations.read((), (), ThreadClock(1_000_000_000))
+        return steps
+
+    # two steps show what every step leaves behind; then twice as many, in case only some do, but they cost time
+    assert [recorded(10) for _ in range(5)] == [2, 4, 8, 16, 16]
+
+    # after three more, what is freed by the next step, or the one after it, is gone
+    recorded(10, read=False)
+    survived = []
+    for _ in range(4):
+        allocations.step_closed()
+        survived.append(allocations.survived)
+    assert survived == [False, False, True, True]
+
+    # a slice reads the snapshot of 500 blocks in one piece
+    assert [allocations.readable(blocks) for blocks in (500, 501)] == [True, False]
+    if module._ask is not None:  # since torch 2.15 each block can be asked, which begins early: 250 may be 500 soon
+        recorded(250, read=False)
+        assert not allocations.readable(100_000)
+        recorded(251, read=False)
+        assert allocations.readable(100_000)
+
+    # older versions of torch: more blocks are read in the pause of a census, which 60,000 do not make too long
+    module._ask = None
+    assert [allocations.worth_beginning(blocks) for blocks in (500, 501)] == [True, False]
+    allocations.begin(10)
+    assert [allocations.waits_for_pause(blocks) for blocks in (500, 501, 60_000, 60_001)] == [False, True, True, False]
+    while allocations.open:
+        allocations.step_closed()
+    waits = []
+    for _ in range(66):  # the pause need not wait for stacks of the last 64 steps; older ones are of what is freed
+        allocations.step_closed()
+        waits.append(allocations.waits_for_pause(1_000))
+    assert waits == [True] * 2 + [False] * 62 + [True] * 2
+    assert allocations.open
+    allocations.stop()
+
+
+def test_stacks_are_recorded_for_few_steps_and_read_of_as_many_blocks_as_there_is_time_for(virtual_gpu: Any) -> None:
+    virtual_gpu().run(of_few_steps_and_blocks)

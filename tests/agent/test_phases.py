@@ -179,6 +179,22 @@ def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
     assert [step.optimizers for step in watch.steps()] == [(0, 1)] * 3
 
 
+def test_a_step_of_more_than_64_optimizers_names_as_many_as_a_viewer_takes(watch: Any) -> None:
+    """A message with more of them is refused: the viewer would miss the step."""
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(70)))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in model]
+    watch(model)
+    for _ in range(2):
+        model(torch.ones(2, 1)).sum().backward()
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    watch.agent.phases.finish()
+    for step in watch.steps():
+        assert wire.decode_event(wire.encode_event(step)) == step
+        assert step.optimizers == tuple(range(64))
+
+
 def test_an_optimizer_inside_another_counts_once(watch: Any) -> None:
     class Outer(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
