@@ -172,6 +172,49 @@ def test_what_lives_no_more_is_not_counted(watch: Any, monkeypatch: pytest.Monke
     assert sum(group.count for group in groups) <= 6, groups
 
 
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long each piece of work was allowed to take, ns."""
+    allowed: list[int] = []
+
+    class Noted(ThreadClock):
+        def __init__(self, budget_ns: int, *, wall_ns: int | None = None) -> None:
+            super().__init__(budget_ns, wall_ns=wall_ns)
+            if budget_ns:
+                allowed.append(budget_ns)
+
+    monkeypatch.setattr("gpumon_agent.leaks.census.ThreadClock", Noted)
+    monkeypatch.setattr("gpumon_agent.leaks.graph_retention.ThreadClock", Noted)
+    return allowed
+
+
+def grow(agent: agents.Agent) -> None:
+    for step in range(2, 40):
+        agent.leaks.census.step_closed(step, [(0, step << 20, None)])
+
+
+def test_a_slice_takes_half_a_millisecond_and_a_request_pauses_for_at_most_100(watch: Any, times: list[int]) -> None:
+    grow(watch.agent)
+    assert max(times) == 500_000
+    times.clear()
+    assert watch.agent.ask_census() is None
+    watch.agent.leaks.census.step_closed(40, ())
+    assert 0 < sum(each for each in times if each > 500_000) <= 100_000_000
+
+
+@pytest.mark.parametrize(("earned_ns", "begins"), [(400, False), (600, True)])
+def test_a_slice_begins_if_200_steps_earn_100_microseconds(
+    monkeypatch: pytest.MonkeyPatch, times: list[int], earned_ns: int, begins: bool
+) -> None:
+    """A shorter one would do little but find its place again, and a longer rest would let a census take for ever."""
+    monkeypatch.delenv("GPUMON_GOVERNOR", raising=False)
+    agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
+    agent.governor.budget_ns = 4 * earned_ns  # of which a census gets a quarter
+    grow(agent)
+    agent.leave("stopped")
+    assert bool(times) == begins
+
+
 def kept_census(watch: Any, monkeypatch: pytest.MonkeyPatch) -> wire.Census:
     monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 100_000_000)
     model = nn.Linear(4, 1)
@@ -202,8 +245,8 @@ def test_2_000_kinds_of_tensors_and_200_names_of_a_kind_are_told_apart(
     assert len(runs) == 8
 
 
-def test_of_equal_tensors_the_graphs_of_the_first_three_are_measured(
-    watch: Any, monkeypatch: pytest.MonkeyPatch
+def test_of_equal_tensors_the_graphs_of_the_first_three_are_measured_for_200_microseconds_each(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, times: list[int]
 ) -> None:
     """The first may have lost its graph to a backward; to follow all of them takes too long."""
     weights = torch.ones(1_000, requires_grad=True)
@@ -219,6 +262,7 @@ def test_of_equal_tensors_the_graphs_of_the_first_three_are_measured(
     (alike,) = (group for group in census.groups if group.shape == (1, 1, 1, 1, 1))
     assert alike.graph_bytes is not None
     assert 9 * 4_000 <= alike.graph_bytes // len(losses) <= 12 * 4_000
+    assert times.count(200_000) >= 3
 
 
 @pytest.mark.parametrize(("threshold", "told"), [(9_999, False), (10_000, True)])

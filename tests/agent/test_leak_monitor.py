@@ -205,6 +205,46 @@ def test_host_memory_that_grows_by_2_mib_in_four_steps_is_suspected_within_80(
     assert seen == suspected
 
 
+def of_growth() -> None:
+    import torch
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent import wire
+    from gpumon_agent.leaks import census as module
+
+    module.SLICE_NS = 100_000_000
+    wire.GROUPS_MAX = 4_000
+
+    def goes_deeper(kept: int, blocks_a_step: int | None) -> bool:
+        """Whether a census that growth began, of so many blocks a step or of bytes alone, looks eight lists deep."""
+        agent = agents.REGISTRY.agent = agents.Agent(publish=False)
+        losses = [torch.ones(3, 19, device="cuda") for _ in range(kept)]
+        deep: Any = torch.ones(2, 23, device="cuda")
+        for _ in range(8):
+            deep = [deep]
+        census, step = agent.leaks.census, 2
+        while census.newest is None:
+            blocks = None if blocks_a_step is None else step * blocks_a_step
+            census.step_closed(step, [(0, step << 20, blocks)])
+            step += 1
+        found = {group.shape for group in census.newest.groups}
+        agent.leave("stopped")
+        assert (3, 19) in found
+        assert len(losses) == kept
+        return (2, 23) in found
+
+    # some 150 blocks were added: more than half of them must be found
+    assert not goes_deeper(100, 10)
+    assert goes_deeper(40, 10)
+    # five equal tensors are no longer what one step uses
+    assert not goes_deeper(5, None)
+    assert goes_deeper(4, None)
+
+
+def test_a_census_goes_deeper_until_what_it_has_found_explains_the_growth(virtual_gpu: Any) -> None:
+    virtual_gpu().run(of_growth, env={"GPUMON_GOVERNOR": "off"})
+
+
 def of_few_steps_and_blocks() -> None:
     import torch
 
