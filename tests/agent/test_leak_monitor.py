@@ -245,6 +245,52 @@ def test_a_census_goes_deeper_until_what_it_has_found_explains_the_growth(virtua
     virtual_gpu().run(of_growth, env={"GPUMON_GOVERNOR": "off"})
 
 
+def of_long_graphs() -> None:
+    import torch
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent.leaks import graph_retention
+    from gpumon_agent.thread_clock import ThreadClock
+
+    looks = []
+
+    class Over(ThreadClock):
+        """There is never the time to see all of a graph."""
+
+        def __init__(self, budget_ns: int) -> None:
+            super().__init__(budget_ns)
+            looks.append(budget_ns)
+
+        def over(self) -> bool:
+            return True
+
+    graph_retention.ThreadClock = Over  # type: ignore[misc]
+    weights = torch.ones(1000, device="cuda", requires_grad=True)
+
+    def looks_at_six(*, asked: bool) -> int:
+        agent = agents.REGISTRY.agent = agents.Agent(publish=False)
+        one, two, three, four, five, six = (weights.exp().exp() for _ in range(6))
+        looks.clear()
+        census, step = agent.leaks.census, 2
+        if asked:
+            agent.ask_census()
+        while census.newest is None or census.newest.why == "some objects were not visited yet":
+            census.step_closed(step, [(0, 0 if asked else step << 20, None)])
+            step += 1
+        agent.leave("stopped")
+        assert all(each.requires_grad for each in (one, two, three, four, five, six))
+        return len(looks)
+
+    # a first look at each, and five more, a step apart: of a graph that still has an end one of them sees it
+    assert looks_at_six(asked=False) == 6 + 6 * 5
+    # who asks gets the rest soon: four of them are looked at again, in each later round of the walk
+    assert looks_at_six(asked=True) == 6 + 4 * 3
+
+
+def test_four_graphs_that_are_too_long_are_looked_at_again_and_five_times_at_most(virtual_gpu: Any) -> None:
+    virtual_gpu().run(of_long_graphs, env={"GPUMON_GOVERNOR": "off"})
+
+
 def of_few_steps_and_blocks() -> None:
     import torch
 
