@@ -108,6 +108,25 @@ def test_what_is_only_called_beside_it_is_let_go(found: Any) -> None:
     assert found.words()[-1] == ["between", "forward", "backward", "optimizer"]
 
 
+def test_a_model_called_by_functions_of_one_that_is_called_by_hand_is_let_go(found: Any) -> None:
+    """Between a model's forward and who calls the model by hand there are ten frames at most."""
+    teacher = Net()
+
+    class Student(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) - taught(input, 3)
+
+    def taught(x: Tensor, levels: int) -> Tensor:
+        return taught(x, levels - 1) if levels else teacher(x)
+
+    model = Student(8, 8)
+    parameters, gradients = own(model), grad(loss_of(model))
+    for _ in range(8):
+        changes = gradients(parameters, torch.randn(3, 8))
+        parameters = {name: each - 0.1 * changes[name] for name, each in parameters.items()}
+    assert kinds(found) == ["Student"]
+
+
 @pytest.mark.parametrize("others", [20, 90])
 def test_a_model_called_by_hand_is_looked_for_among_the_newest_64(found: Any, others: int) -> None:
     """Each of them is hooked meanwhile."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -483,6 +484,23 @@ def test_too_many_windows_are_folded(watch: Any) -> None:
     assert {phase.phase for phase in merged} == {"eval", *STEP}
     assert sum(phase.duration_ns for phase in phases) == watch.steps()[1].duration_ns
     assert watch.steps()[1].phases == len(phases)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(1, False), (3, True)])
+def test_of_an_evaluation_without_an_end_a_viewer_hears_every_two_seconds(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, seconds: int, told: bool
+) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    now = time.monotonic_ns()
+    monkeypatch.setattr("gpumon_agent.hooks.phases.monotonic_ns", lambda: now)
+    with torch.no_grad():
+        for _ in range(300):
+            model(torch.ones(2, 4))
+        now += seconds * 1_000_000_000
+        model(torch.ones(2, 4))
+    assert any(phase.flags & wire.MERGED for phase in watch.phases()) == told
 
 
 def test_a_rollout_of_many_forwards_is_counted_and_said_to_be_one(watch: Any) -> None:
