@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections import Counter, deque
@@ -22,6 +23,7 @@ from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.census import ROUNDS
 from gpumon_agent.leaks.heap_walker import DEPTH_MAX, HeapWalker, Root
 from gpumon_agent.leaks.object_children import Files
+from gpumon_agent.leaks.owned_storages import OwnedStorages
 from gpumon_agent.thread_clock import ThreadClock
 
 
@@ -170,6 +172,112 @@ def test_what_lives_no_more_is_not_counted(watch: Any, monkeypatch: pytest.Monke
     assert sum(group.count for group in groups) <= 6, groups
 
 
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long each piece of work was allowed to take, ns."""
+    allowed: list[int] = []
+
+    class Noted(ThreadClock):
+        def __init__(self, budget_ns: int, *, wall_ns: int | None = None) -> None:
+            super().__init__(budget_ns, wall_ns=wall_ns)
+            if budget_ns:
+                allowed.append(budget_ns)
+
+    monkeypatch.setattr("gpumon_agent.leaks.census.ThreadClock", Noted)
+    monkeypatch.setattr("gpumon_agent.leaks.graph_retention.ThreadClock", Noted)
+    return allowed
+
+
+def grow(agent: agents.Agent) -> None:
+    for step in range(2, 40):
+        agent.leaks.census.step_closed(step, [(0, step << 20, None)])
+
+
+def test_a_slice_takes_half_a_millisecond_and_a_request_pauses_for_at_most_100(watch: Any, times: list[int]) -> None:
+    grow(watch.agent)
+    assert max(times) == 500_000
+    times.clear()
+    assert watch.agent.ask_census() is None
+    watch.agent.leaks.census.step_closed(40, ())
+    assert 0 < sum(each for each in times if each > 500_000) <= 100_000_000
+
+
+@pytest.mark.parametrize(("earned_ns", "begins"), [(400, False), (600, True)])
+def test_a_slice_begins_if_200_steps_earn_100_microseconds(
+    monkeypatch: pytest.MonkeyPatch, times: list[int], earned_ns: int, begins: bool
+) -> None:
+    """A shorter one would do little but find its place again, and a longer rest would let a census take for ever."""
+    monkeypatch.delenv("GPUMON_GOVERNOR", raising=False)
+    agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
+    agent.governor.budget_ns = 4 * earned_ns  # of which a census gets a quarter
+    grow(agent)
+    agent.leave("stopped")
+    assert bool(times) == begins
+
+
+def kept_census(watch: Any, monkeypatch: pytest.MonkeyPatch) -> wire.Census:
+    monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 100_000_000)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    watch(model, optimizer)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return census_of(watch, step)
+
+
+def test_2_000_kinds_of_tensors_and_200_names_of_a_kind_are_told_apart(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it remembers of them is memory of the training. The others are counted."""
+    monkeypatch.setattr(wire, "GROUPS_MAX", 4_000)
+    runs = {f"run {run}": {f"loss {at}": torch.ones(3, 17) for at in range(32)} for run in range(8)}
+    kinds = [torch.ones(length) for length in range(1, 2_200)]
+    census = kept_census(watch, monkeypatch)
+    (alike,) = (group for group in census.groups if group.shape == (3, 17))
+    assert (alike.count, sum(holder.count for holder in alike.holders)) == (256, 200)
+    assert census.tensors >= len(kinds) + 256
+    assert len(census.groups) == 2_000
+    assert len(runs) == 8
+
+
+def test_of_equal_tensors_the_graphs_of_the_first_three_are_measured_for_200_microseconds_each(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, times: list[int]
+) -> None:
+    """The first may have lost its graph to a backward; to follow all of them takes too long."""
+    weights = torch.ones(1_000, requires_grad=True)
+
+    def loss(times: int) -> torch.Tensor:
+        total = weights
+        for _ in range(times):
+            total = (total / 2).exp()  # which keeps 4 KB
+        return total.sum().reshape(1, 1, 1, 1, 1)
+
+    losses = [loss(1), loss(1), loss(10), loss(50)]
+    census = kept_census(watch, monkeypatch)
+    (alike,) = (group for group in census.groups if group.shape == (1, 1, 1, 1, 1))
+    assert alike.graph_bytes is not None
+    assert 9 * 4_000 <= alike.graph_bytes // len(losses) <= 12 * 4_000
+    assert times.count(200_000) >= 3
+
+
+@pytest.mark.parametrize(("threshold", "told"), [(9_999, False), (10_000, True)])
+def test_what_waits_for_the_collector_is_told_if_it_runs_every_10_000_objects_or_later(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, threshold: int, told: bool
+) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(threshold)
+    try:
+        census = kept_census(watch, monkeypatch)
+    finally:
+        gc.set_threshold(*before)
+    assert (census.waiting is not None) == told
+
+
 def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     """As it does with one whose graph takes longer than was left."""
     space = {f"weights_{length}": torch.ones(length) for length in (1, 2, 3)}
@@ -221,6 +329,67 @@ ONE = torch.ones(1)
 )
 def test_how_many_keys_entries_and_numbered_names_are_told_apart(value: Any, name: str) -> None:
     assert any(each.startswith(name) for each in walked({"it": value}))
+
+
+@pytest.mark.parametrize(("hooks", "name"), [(4, "it.gradient hook closure"), (5, "it.gradient hook[*].closure")])
+def test_more_than_four_hooks_of_a_tensor_share_a_name(hooks: int, name: str) -> None:
+    def hook(kept: torch.Tensor) -> Any:
+        return lambda gradient: gradient * kept
+
+    weight = torch.ones(1, requires_grad=True)
+    for _ in range(hooks):
+        weight.register_hook(hook(torch.ones(1)))
+    assert any(each.startswith(name) for each in walked({"it": weight})), walked({"it": weight})
+
+
+@pytest.mark.parametrize(("entries", "found"), [(2_000, 2_000), (2_001, 0)])
+def test_a_bounded_cache_of_more_than_2_000_entries_is_not_read(entries: int, found: int) -> None:
+    """They are read in one piece, and its bound keeps them from growing for ever."""
+    remembers = functools.lru_cache(maxsize=5_000)(lambda at: torch.ones(1))
+    for at in range(entries):
+        remembers(at)
+    assert walked({"it": remembers}).get("it.cache[*] cache", 0) == found
+
+
+def test_10_000_containers_keep_their_names_when_another_name_leads_to_them() -> None:
+    """To remember more would take memory from the training."""
+    rows = [[ONE, ONE] for _ in range(10_100)]
+    names: Counter[str] = Counter()
+
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
+        names[walk.name().text] += 1
+        return True
+
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
+    for name in ("first", "again"):
+        space = {name: rows}
+        walk.begin([Root(lambda space=space: space, named=True)], limit=200)  # type: ignore[misc]
+        while not walk.run(ThreadClock(1_000_000_000), lambda: False):
+            pass
+    assert 0 < names["again[*][*]"] <= 2 * 110
+
+
+def claimed_of(watch: Any, others: list[nn.Module]) -> tuple[set[int], int]:
+    """What has an owner beside a watched model, and in how many slices that was read, with a look at the clock each."""
+    model = nn.Linear(2, 2)
+    watch(model, torch.optim.SGD(model.parameters()))
+    owned = OwnedStorages(watch.agent.accounts.inventory, lambda: others, {})
+    slices = 1
+    while not owned.run(ThreadClock(0)):
+        slices += 1
+    return owned.claimed, slices
+
+
+@pytest.mark.parametrize(("copies", "owned"), [(3, True), (4, False)])
+def test_three_equal_models_own_their_weights_and_four_are_a_leak(watch: Any, copies: int, owned: bool) -> None:
+    others: list[nn.Module] = [nn.Linear(5, 5) for _ in range(copies)]
+    claimed, _ = claimed_of(watch, others)
+    assert all((each.untyped_storage()._cdata in claimed) == owned for other in others for each in other.parameters())
+
+
+def test_between_two_looks_at_the_clock_eight_tensors_of_a_module_are_looked_at(watch: Any) -> None:
+    _, slices = claimed_of(watch, [nn.ParameterList([torch.ones(1) for _ in range(160)])])
+    assert 20 <= slices <= 26
 
 
 def test_what_is_read_of_large_containers() -> None:

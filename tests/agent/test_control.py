@@ -241,6 +241,16 @@ def test_more_than_200_000_blocks_are_not_read_at_an_out_of_memory(virtual_gpu: 
     assert re.fullmatch(r"blocks were not read: 200,\d+ blocks cannot be read .* \(at most 200,000\)", told)
 
 
+def test_no_pickle_of_many_blocks_needs_an_opcode_that_the_page_does_not_know() -> None:
+    """It would need LONG_BINPUT for the 257th object of one."""
+    from gpumon_agent.oom.memory_viz import pieces
+
+    blocks = [{"address": at, "state": "active_allocated", "frames": []} for at in range(1_000)]
+    data = b"".join(pieces([{"address": 0, "blocks": blocks}], {}))
+    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= READ_BY_THE_PAGE
+    assert pickle.loads(data)["segments"] == [{"address": 0, "blocks": blocks}]
+
+
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpumon_agent.oom.memory_viz import SnapshotWriter
 

@@ -108,6 +108,76 @@ def test_what_is_only_called_beside_it_is_let_go(found: Any) -> None:
     assert found.words()[-1] == ["between", "forward", "backward", "optimizer"]
 
 
+def test_a_model_called_by_functions_of_one_that_is_called_by_hand_is_let_go(found: Any) -> None:
+    """Between a model's forward and who calls the model by hand there are ten frames at most."""
+    teacher = Net()
+
+    class Student(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) - taught(input, 3)
+
+    def taught(x: Tensor, levels: int) -> Tensor:
+        return taught(x, levels - 1) if levels else teacher(x)
+
+    model = Student(8, 8)
+    parameters, gradients = own(model), grad(loss_of(model))
+    for _ in range(8):
+        changes = gradients(parameters, torch.randn(3, 8))
+        parameters = {name: each - 0.1 * changes[name] for name, each in parameters.items()}
+    assert kinds(found) == ["Student"]
+
+
+@pytest.mark.parametrize("others", [20, 90])
+def test_a_model_called_by_hand_is_looked_for_among_the_newest_64(found: Any, others: int) -> None:
+    """Each of them is hooked meanwhile."""
+    model = Net()
+    beside = [nn.Linear(2, 2) for _ in range(others)]
+    parameters, gradients = own(model), grad(loss_of(model))
+    for _ in range(8):
+        changes = gradients(parameters, torch.randn(3, 8))
+        parameters = {name: each - 0.1 * changes[name] for name, each in parameters.items()}
+    assert kinds(found) == ["Net"] * (others < 64)
+    assert len(beside) == others
+
+
+class Entered(shim._ToAgent):
+    """Notes what training may call."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+
+    def adopt(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
+    def enter(self, module: nn.Module) -> None:
+        self.modules.append(module)
+
+
+@pytest.fixture
+def entered() -> Iterator[Entered]:
+    watcher = Entered()
+    finder = model_discovery.install(watcher)
+    yield watcher
+    finder.stop()
+
+
+@pytest.mark.parametrize(("parts", "called"), [(4, 4), (5, 0)])
+def test_up_to_four_parts_of_a_container_are_models(entered: Entered, parts: int, called: int) -> None:
+    """As an actor, two critics and an encoder; more are layers, called by a method of the container."""
+    whole = nn.ModuleList([Net() for _ in range(parts)])
+    torch.optim.SGD(whole.parameters())
+    assert len(entered.modules) == called
+
+
+def test_a_model_is_looked_for_six_containers_deep(entered: Entered) -> None:
+    """Each level is a pass over all parameters."""
+    whole: nn.Module = Net()
+    for _ in range(20):
+        whole = nn.ModuleList([whole])
+    torch.optim.SGD(whole.parameters())
+    assert len(entered.modules) == 6
+
+
 def test_tensors_within_a_transform_count_by_the_storage_they_stand_for() -> None:
     from gpumon_agent.storages import storages
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def on_a_device(folder: str) -> None:
 
@@ -147,7 +149,7 @@ def on_a_device(folder: str) -> None:
     assert not history.stacks
 
     # more blocks than one slice could read: each is asked for its line; by an older torch in the pause of a census
-    many = [torch.empty(1, device="cuda") for _ in range(allocations.BLOCKS_MAX + 100)]
+    many = [torch.empty(1, device="cuda") for _ in range(600)]
     agent.leaks.census.growth_trigger._not_before = sys.maxsize  # or growth may begin one while stacks are being kept
     ask = allocations._ask
     for asks in (ask, None) if ask is not None else (None,):
@@ -162,7 +164,7 @@ def on_a_device(folder: str) -> None:
         assert kept.where == f"{Path(__file__).name}:{line}", (asks, kept)
         assert not history.stacks
     allocations._ask = ask
-    assert len(many) > allocations.BLOCKS_MAX
+    assert len(many) == 600
 
     # who records history has it alone
     torch.cuda.memory._record_memory_history(max_entries=100)
@@ -184,3 +186,168 @@ def on_a_device(folder: str) -> None:
 
 def test_on_a_device(virtual_gpu: Any, tmp_path: Path) -> None:
     virtual_gpu().run(on_a_device, str(tmp_path), env={"GPUMON_GOVERNOR": "off"})
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("grows_by", "suspected"), [(2, True), (1, False)])
+def test_host_memory_that_grows_by_2_mib_in_four_steps_is_suspected_within_80(
+    watch: Any, grows_by: int, suspected: bool
+) -> None:
+    """Slower growth is what any process has for a while."""
+    leaks = watch.agent.leaks
+    seen = False
+    for step in range(2, 82):
+        leaks.resident_bytes = 1024 * MIB + step // 4 * grows_by * MIB
+        leaks.step_closed(step, ())
+        seen |= leaks.census.growth_trigger.grows
+    assert seen == suspected
+
+
+def of_growth() -> None:
+    import torch
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent import wire
+    from gpumon_agent.leaks import census as module
+
+    module.SLICE_NS = 100_000_000
+    wire.GROUPS_MAX = 4_000
+
+    def goes_deeper(kept: int, blocks_a_step: int | None) -> bool:
+        """Whether a census that growth began, of so many blocks a step or of bytes alone, looks eight lists deep."""
+        agent = agents.REGISTRY.agent = agents.Agent(publish=False)
+        losses = [torch.ones(3, 19, device="cuda") for _ in range(kept)]
+        deep: Any = torch.ones(2, 23, device="cuda")
+        for _ in range(8):
+            deep = [deep]
+        census, step = agent.leaks.census, 2
+        while census.newest is None:
+            blocks = None if blocks_a_step is None else step * blocks_a_step
+            census.step_closed(step, [(0, step << 20, blocks)])
+            step += 1
+        found = {group.shape for group in census.newest.groups}
+        agent.leave("stopped")
+        assert (3, 19) in found
+        assert len(losses) == kept
+        return (2, 23) in found
+
+    # some 150 blocks were added: more than half of them must be found
+    assert not goes_deeper(100, 10)
+    assert goes_deeper(40, 10)
+    # five equal tensors are no longer what one step uses
+    assert not goes_deeper(5, None)
+    assert goes_deeper(4, None)
+
+
+def test_a_census_goes_deeper_until_what_it_has_found_explains_the_growth(virtual_gpu: Any) -> None:
+    virtual_gpu().run(of_growth, env={"GPUMON_GOVERNOR": "off"})
+
+
+def of_long_graphs() -> None:
+    import torch
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent.leaks import graph_retention
+    from gpumon_agent.thread_clock import ThreadClock
+
+    looks = []
+
+    class Over(ThreadClock):
+        """There is never the time to see all of a graph."""
+
+        def __init__(self, budget_ns: int) -> None:
+            super().__init__(budget_ns)
+            looks.append(budget_ns)
+
+        def over(self) -> bool:
+            return True
+
+    graph_retention.ThreadClock = Over  # type: ignore[misc]
+    weights = torch.ones(1000, device="cuda", requires_grad=True)
+
+    def looks_at_six(*, asked: bool) -> int:
+        agent = agents.REGISTRY.agent = agents.Agent(publish=False)
+        one, two, three, four, five, six = (weights.exp().exp() for _ in range(6))
+        looks.clear()
+        census, step = agent.leaks.census, 2
+        if asked:
+            agent.ask_census()
+        while census.newest is None or census.newest.why == "some objects were not visited yet":
+            census.step_closed(step, [(0, 0 if asked else step << 20, None)])
+            step += 1
+        agent.leave("stopped")
+        assert all(each.requires_grad for each in (one, two, three, four, five, six))
+        return len(looks)
+
+    # a first look at each, and five more, a step apart: of a graph that still has an end one of them sees it
+    assert looks_at_six(asked=False) == 6 + 6 * 5
+    # who asks gets the rest soon: four of them are looked at again, in each later round of the walk
+    assert looks_at_six(asked=True) == 6 + 4 * 3
+
+
+def test_four_graphs_that_are_too_long_are_looked_at_again_and_five_times_at_most(virtual_gpu: Any) -> None:
+    virtual_gpu().run(of_long_graphs, env={"GPUMON_GOVERNOR": "off"})
+
+
+def of_few_steps_and_blocks() -> None:
+    import torch
+
+    from gpumon_agent.attribution.history import AllocationHistory
+    from gpumon_agent.leaks import allocations as module
+    from gpumon_agent.leaks.allocations import Allocations
+    from gpumon_agent.leaks.object_children import Files
+    from gpumon_agent.thread_clock import ThreadClock
+
+    torch.empty(1, device="cuda")
+    allocations = Allocations(AllocationHistory(), Files())
+
+    def recorded(blocks: int, *, read: bool = True) -> int:
+        """Begins to record, and returns for how many steps it did."""
+        allocations.begin(blocks)
+        steps = 0
+        while allocations.open:
+            allocations.step_closed()
+            steps += 1
+        if read:
+            assert allocations.read((), (), ThreadClock(1_000_000_000))
+        return steps
+
+    # two steps show what every step leaves behind; then twice as many, in case only some do, but they cost time
+    assert [recorded(10) for _ in range(5)] == [2, 4, 8, 16, 16]
+
+    # after three more, what is freed by the next step, or the one after it, is gone
+    recorded(10, read=False)
+    survived = []
+    for _ in range(4):
+        allocations.step_closed()
+        survived.append(allocations.survived)
+    assert survived == [False, False, True, True]
+
+    # a slice reads the snapshot of 500 blocks in one piece
+    assert [allocations.readable(blocks) for blocks in (500, 501)] == [True, False]
+    if module._ask is not None:  # since torch 2.15 each block can be asked, which begins early: 250 may be 500 soon
+        recorded(250, read=False)
+        assert not allocations.readable(100_000)
+        recorded(251, read=False)
+        assert allocations.readable(100_000)
+
+    # older versions of torch: more blocks are read in the pause of a census, which 60,000 do not make too long
+    module._ask = None
+    assert [allocations.worth_beginning(blocks) for blocks in (500, 501)] == [True, False]
+    allocations.begin(10)
+    assert [allocations.waits_for_pause(blocks) for blocks in (500, 501, 60_000, 60_001)] == [False, True, True, False]
+    while allocations.open:
+        allocations.step_closed()
+    waits = []
+    for _ in range(66):  # the pause need not wait for stacks of the last 64 steps; older ones are of what is freed
+        allocations.step_closed()
+        waits.append(allocations.waits_for_pause(1_000))
+    assert waits == [True] * 2 + [False] * 62 + [True] * 2
+    assert allocations.open
+    allocations.stop()
+
+
+def test_stacks_are_recorded_for_few_steps_and_read_of_as_many_blocks_as_there_is_time_for(virtual_gpu: Any) -> None:
+    virtual_gpu().run(of_few_steps_and_blocks)

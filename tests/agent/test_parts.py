@@ -111,6 +111,14 @@ def test_a_full_queue_drops_the_oldest_and_the_gap_shows() -> None:
     assert recorder.drain() == []
 
 
+def test_the_queue_holds_16_384_events() -> None:
+    """Some 5 MiB, of the training's memory."""
+    recorder = Recorder()
+    for _ in range(16_400):
+        recorder.append(notice("a"))
+    assert len(recorder.drain()) == 16_384
+
+
 def test_the_queue_is_inert_in_a_forked_child() -> None:
     recorder = Recorder()
     pid = os.fork()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gpumon_agent
 from gpumon_agent import wire
+from gpumon_agent.hooks.backward_roots import leads_to
 
 STEP = ["between", "forward", "backward", "optimizer"]
 FIRST = ["load", "forward", "backward", "optimizer"]
@@ -178,6 +180,22 @@ def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
     assert [step.optimizers for step in watch.steps()] == [(0, 1)] * 3
 
 
+def test_a_step_of_more_than_64_optimizers_names_as_many_as_a_viewer_takes(watch: Any) -> None:
+    """A message with more of them is refused: the viewer would miss the step."""
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(70)))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in model]
+    watch(model)
+    for _ in range(2):
+        model(torch.ones(2, 1)).sum().backward()
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    watch.agent.phases.finish()
+    for step in watch.steps():
+        assert wire.decode_event(wire.encode_event(step)) == step
+        assert step.optimizers == tuple(range(64))
+
+
 def test_an_optimizer_inside_another_counts_once(watch: Any) -> None:
     class Outer(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -325,6 +343,15 @@ def test_the_first_backward_needs_no_forward_if_it_has_no_parameter_of_a_model(w
     assert told == ["backward", "optimizer", "forward", "backward", "optimizer"] * 2
 
 
+@pytest.mark.parametrize(("nodes", "leads"), [(900, False), (1_500, True)])
+def test_a_graph_of_more_than_1_000_nodes_is_taken_for_a_model_s(nodes: int, leads: bool) -> None:
+    """To search all of it would make the training wait."""
+    total = torch.ones((), requires_grad=True)
+    for _ in range(nodes):
+        total = total + 1
+    assert leads_to([total], ()) == leads
+
+
 def test_the_compiled_copy_of_a_model_is_its_copy(watch: Any) -> None:
     model, optimizer = build()
     watch(model, optimizer)
@@ -459,6 +486,23 @@ def test_too_many_windows_are_folded(watch: Any) -> None:
     assert watch.steps()[1].phases == len(phases)
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(1, False), (3, True)])
+def test_of_an_evaluation_without_an_end_a_viewer_hears_every_two_seconds(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, seconds: int, told: bool
+) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    now = time.monotonic_ns()
+    monkeypatch.setattr("gpumon_agent.hooks.phases.monotonic_ns", lambda: now)
+    with torch.no_grad():
+        for _ in range(300):
+            model(torch.ones(2, 4))
+        now += seconds * 1_000_000_000
+        model(torch.ones(2, 4))
+    assert any(phase.flags & wire.MERGED for phase in watch.phases()) == told
+
+
 def test_a_rollout_of_many_forwards_is_counted_and_said_to_be_one(watch: Any) -> None:
     model, optimizer = build()
     watch(model, optimizer)
@@ -498,6 +542,11 @@ def test_two_threads_at_once_are_marked(watch: Any) -> None:
     done.set()
     thread.join()
     assert "overlapped" in " ".join(watch.words()[0])
+    for _ in range(40):
+        iteration(model, optimizer)
+    marked = [bool(phase.flags & wire.OVERLAPPED) for phase in watch.phases()]
+    assert 50 <= sum(marked) <= 80  # those during the overlap, and 64 after it
+    assert not any(marked[-40:])
     assert all(p.allocated_peak is None for p in watch.phases() if p.flags & wire.OVERLAPPED)
 
 

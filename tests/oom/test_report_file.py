@@ -16,17 +16,21 @@ import pytest
 from click.testing import CliRunner
 
 from gpumon.cli import main
+from gpumon_agent import wire
 from gpumon_agent.oom import report_file
 from gpumon_agent.oom.report_file import Parameter, Report, ReportFile
 
 REPORT = Report(
-    version=report_file.VERSION, unix=1_700_000_000.0, host="here", pid=4711, rank=3, name="train.py",
+    unix=1_700_000_000.0, host="here", pid=4711, rank=3, name="train.py",
     argv=("train.py",), torch="2.15.0", backend="cuda", settings={}, device=0, device_total=1 << 30, step=12,
     phase="forward", requested=1 << 28, total=1 << 30, free=1 << 20, allocated=1 << 29, reserved=1 << 29,
     message="CUDA out of memory.", where="train.py:7", module="layers.3", stack=("train.py:7 in main",),
     ledger={"weights": 5}, ledger_step=11,
     ledger_phase="optimizer", optimizers=(), parameters={"w": Parameter((3, 4))},
 )  # fmt: skip
+
+HELLO = wire.Hello((wire.PROTOCOL_MAJOR, 0), "0", "ab", "train.py", "here", 4711, 0, "", (), "3", wire.Clock(0, 0))
+OUTLOOK = wire.Outlook(5, 0, 2, 20, 19, 21, "backward", wire.OOM_AHEAD, -3)
 
 
 def box(folder: Path) -> ReportFile:
@@ -48,12 +52,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert "rank 3" in text
 
 
-def test_of_one_process_the_first_ones_and_the_last_stay(tmp_path: Path) -> None:
+def test_of_one_process_the_first_seven_and_the_last_stay(tmp_path: Path) -> None:
     writer = box(tmp_path)
     for second in range(30):
         writer.write(at(second))
     kept = sorted(report_file.load(path).unix - 1_700_000_000 for path in tmp_path.glob("*.json"))  # type: ignore[union-attr]
-    assert kept == [*range(report_file.OF_ONE_PROCESS_MAX - 1), 29]
+    assert kept == [*range(7), 29]
 
 
 def test_of_all_processes_the_newest_stay_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -68,6 +72,19 @@ def test_of_all_processes_the_newest_stay_and_other_files_are_left_alone(tmp_pat
     assert found is not None
     assert found[1].pid == 1029
     assert len(list(tmp_path.iterdir())) == 2 * report_file.REPORTS_MAX + 1
+
+
+def test_a_batch_that_would_not_fit_is_written_at_most_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run that is always short of memory every step has one, and the disk may be far away."""
+    writer = box(tmp_path)
+    seen = []
+    for now in (100.0, 100.9, 101.1):
+        monkeypatch.setattr("gpumon_agent.oom.report_file.time.time", lambda now=now: now)
+        writer.write_ahead(HELLO, OUTLOOK)
+        seen += [json.loads(path.read_bytes())["unix"] for path in tmp_path.glob("ahead-*.json")]
+    assert seen == [100.0, 100.0, 101.1]
 
 
 def test_a_model_of_many_parameters_is_cut_to_its_largest(tmp_path: Path) -> None:

@@ -447,7 +447,7 @@ class HeapWalker:
             return known[1]
         found = object_children.how(kind)
         module = getattr(kind, "__module__", None)
-        if kind.__flags__ & _HEAP_TYPE == 0 or (isinstance(module, str) and not self._files.users_module(module)):
+        if isinstance(module, str) and not self._files.users_module(module):
             self._how[kind] = found
         else:  # the user's classes can be freed like any other object
             self._users_how[id(kind)] = weakref.ref(kind), found
@@ -744,7 +744,6 @@ _PLACES_MAX = 8
 _DIGITS = "0123456789"
 _NUMBERED = 8  # names that differ only in trailing digits: made in a loop
 _NO_BOUND = 10_000_000  # entries: this many blocks of the smallest size take 5 GB
-_HEAP_TYPE = 1 << 9
 _HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES: Any = object()  # in place of a position

@@ -24,7 +24,6 @@ from gpumon_agent.wire.base import Bytes, Count, Few, Ordinal, Pid, RankNumber, 
 EVERY_S = 5.0
 FILES_MAX = 256
 _NAME = re.compile(r"last-\d{13}-\d+\.json")
-_BYTES_MAX = 64 * 1024
 
 
 class LastKnown(msgspec.Struct, frozen=True):
@@ -95,7 +94,7 @@ def _runs(known: LastKnown) -> bool:
 
 def _load(path: Path) -> LastKnown | None:
     try:
-        known = msgspec.json.decode(report_file.own(path, _BYTES_MAX), type=LastKnown)
+        known = msgspec.json.decode(report_file.own(path), type=LastKnown)
         return msgspec.convert(report_file.printable(msgspec.to_builtins(known)), type=LastKnown)
     except (OSError, report_file.NotOurs, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -96,7 +96,6 @@ class OomReporter:
         models = self._models()
         groups = self._groups()
         return report_file.Report(
-            version=report_file.VERSION,
             unix=time.time(),
             host=hello.host,
             pid=hello.pid,

@@ -71,7 +71,6 @@ class Stepping(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """One out-of-memory. Bytes; None if unknown."""
 
-    version: Index
     unix: Annotated[float, Meta(ge=0, le=1e11)]
     host: Text
     pid: Pid
@@ -100,9 +99,7 @@ class Report(msgspec.Struct, frozen=True):
     optimizers: tuple[Stepping, ...]
     parameters: dict[Text, Parameter]  # in the model's order
     parameters_left_out: Count = 0  # the smallest, if there were too many
-
-
-VERSION = 1
+    version: Index = 1  # of this format
 
 
 def encoded(report: Report) -> bytes:
@@ -263,13 +260,13 @@ class NotOurs(Exception):
 def load(path: Path) -> Report | None:
     """None if it is no valid report. Raises NotOurs: other users' files are not trusted."""
     try:
-        return _cleaned(msgspec.json.decode(own(path, 2 * REPORT_BYTES_MAX), type=Report))
+        return _cleaned(msgspec.json.decode(own(path), type=Report))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def own(path: Path, bytes_max: int) -> bytes:
-    """Reads a file of this user. Raises OSError, or NotOurs."""
+def own(path: Path) -> bytes:
+    """Reads a file of this user, or its beginning if it is too long for a report. Raises OSError, or NotOurs."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -282,7 +279,7 @@ def own(path: Path, bytes_max: int) -> bytes:
             raise NotOurs(f"{path} is no regular file, so it is not read")
         if status.st_uid != os.geteuid():
             raise NotOurs(f"{path} belongs to another user (uid {status.st_uid}), so it is not read")
-        return file.read(bytes_max)
+        return file.read(2 * REPORT_BYTES_MAX)
 
 
 def _cleaned(report: Report) -> Report:
