@@ -82,7 +82,7 @@ def test_a_block_is_rounded_as_the_allocator_rounds_it(virtual_gpu):
     def script():
         import torch
 
-        from gpumon_agent.storages import rounded
+        from gpumon_agent.units import rounded
 
         for nbytes in (1, 512, 513, 5_000):
             kept = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
