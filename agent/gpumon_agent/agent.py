@@ -1,4 +1,4 @@
-"""The agent of one process: the one place where all parts are created and connected.
+"""The agent of one process. Long: it is the one place where all parts are created and connected.
 
 It describes model and devices and passes each step's end to the parts, in order. The functions that a script calls
 (`watch`, `step`, `phase`, `stop`) are below.

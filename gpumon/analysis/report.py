@@ -1,4 +1,4 @@
-"""Everything gpumon states about a frame, rank by rank: the entry point of analysis for screens and exports.
+"""Everything gpumon states about a frame, rank by rank. Long: it puts together the answers of all of analysis.
 
 A `Reporter` follows ranks over many frames. It learns each step once, in order, so a frame costs only its new steps. A
 rank's report depends on its steps and the newest host reading, and is kept while both are unchanged (and no census or

@@ -24,7 +24,6 @@ from gpumon.virtual_gpu.profiles import DEVICES
 START_PATIENCE_S = 180.0
 """Importing torch from a cold disk is slow."""
 END_PATIENCE_S = 3.0
-LAST_LINES = 12
 SCRIPT = Path(__file__).parents[1] / "demo" / "train.py"
 
 
@@ -106,8 +105,8 @@ def _await_agents(process: subprocess.Popen[bytes], output: IO[bytes], ranks: in
     while sum(process.pid in (found.pid, found.parent) for found in link.discover()) < ranks:
         if process.poll() is not None:
             output.seek(0)
-            lines = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-            raise click.ClickException("\n  ".join(["the demo's training process failed. Its last output:", *lines]))
+            lines = output.read().decode(errors="replace").splitlines()
+            raise click.ClickException("\n  ".join(["the demo's training process failed. Its output:", *lines]))
         if time.monotonic() > deadline:
             raise click.ClickException(
                 f"the demo's training process sent nothing for {START_PATIENCE_S:.0f} s; `gpumon doctor` may show why"

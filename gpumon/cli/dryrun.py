@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -31,9 +32,6 @@ NOT_MODELLED = (
     "The context's size is assumed (--context); memory of NCCL and cuDNN outside PyTorch's allocator is not counted."
 )
 """A summary of gpumon/virtual_gpu/README.md."""
-
-FAILED_OUTPUT_BYTES = 64 << 10
-"""Output of a failed script to print after the screen closes."""
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -116,8 +114,8 @@ def dryrun(
             run.end("left")
             outcome = run.outcome()
         if screen is not None and outcome.ended == "failed":
-            kept.seek(max(0, kept.seek(0, os.SEEK_END) - FAILED_OUTPUT_BYTES))
-            sys.stderr.buffer.write(kept.read())
+            kept.seek(0)
+            shutil.copyfileobj(kept, sys.stderr.buffer)
             sys.stderr.flush()
     for note in run.notes:
         say(f"gpumon: {note}.", err=True)

@@ -1,4 +1,4 @@
-"""The machine-readable output of `--json`: one JSON object per statement, documented in docs/json.md.
+"""The output of `--json`, documented in docs/json.md. Long: one function for each kind of object.
 
 Built from wire messages, frames and reports; docs/json.schema.json fixes the fields, their order and what null means.
 Bytes are ints. `t` is Unix seconds by the receiver's clock (for steps and their events: the agent's time, converted to

@@ -1,4 +1,4 @@
-"""State of one training process, built from its events: the mutable half of a RankFrame.
+"""State of one training process, built from its events. Long: one method for each kind of event.
 
 How events become steps: a `Phase` or `Ledger` joins the open step of its number; `wire.Step` closes it into one
 immutable `StepRecord`. Live events may arrive before the snapshot of the past is complete, so older steps may close

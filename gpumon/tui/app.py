@@ -1,7 +1,4 @@
-"""The app: applies events to the store and, a few times per second, passes one View to the screen.
-
-Most of its length is key bindings and their actions.
-"""
+"""The app: applies events and passes a View to the screen a few times per second. Long: key bindings and actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes PyTorch run on the meta device as on CUDA, and reports what it allocates and frees, in order.
+"""Makes PyTorch run on the meta device as on CUDA, and reports its allocations. Long: one mode for each difference.
 
 CUDA is not needed, nor a torch built for it. Tensors have shapes and no bytes; autograd, optimizers and modules are the
 real ones. Behaviour specific to CUDA is emulated: autocast's rules, dropout with a mask of one byte per element, the

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator without a device: the blocks, splits and segments that a series of requests makes.
+"""PyTorch's CUDA caching allocator without a device. Long: all of its rules change the same blocks and pools.
 
 Model. Sizes are rounded to 512 B. Requests up to 1 MiB use 2 MiB segments, below 10 MiB 20 MiB segments, larger ones a
 segment of their own, rounded to 2 MiB. The smallest fitting free block of the stream is taken, of equals the one at the
@@ -9,8 +9,7 @@ ascending addresses that are not reused.
 
 Source. c10/cuda/CUDACachingAllocator.cpp; compared with PyTorch's own allocator after every operation, to the byte
 (tests/analysis/test_simulator.py).
-Cost. O(log blocks) per request, some µs; memory for live blocks. One file, since every rule below changes the same
-blocks.
+Cost. O(log blocks) per request, some µs; memory for live blocks.
 
 Known limitations. Blocks lent to other streams (record_stream) are free as soon as they are freed, so active equals
 allocated. Private pools (CUDA graphs, MemPool), garbage_collection_threshold and the cudaMallocAsync backend are not

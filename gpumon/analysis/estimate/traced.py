@@ -1,4 +1,4 @@
-"""Traces a module's load and first iterations without a GPU, and replays its allocations in the simulator.
+"""Traces a module's first iterations without a GPU and replays the allocations. Long: one pass from load to step.
 
 Model. The user's module, loss and optimizer run on the meta device, where tensors have shapes and no bytes, made to
 behave as CUDA (estimate.on_meta). torch itself decides when a storage is allocated and freed; temporaries of kernels
