@@ -186,7 +186,7 @@ def test_a_training_that_fails_is_heard(env, tmp_path):
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.15.0'\ncuda = None\n")
     shown = demo({**env, "PYTHONPATH": str(tmp_path)}, "--json")
     assert shown.returncode == 1
-    assert "the demo's training process failed. Its last output:" in shown.stderr
+    assert "the demo's training process failed. Its output:" in shown.stderr
     assert "libfoo.so.1: cannot open shared object file" in shown.stderr
 
 
