@@ -200,12 +200,16 @@ def openings(reasons: list[str]) -> Iterator[tuple[Path, int]]:
             yield directory, fd
 
 
+_TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # where gettempdir() looks before the current folder
+
+
 def _in_temporary() -> Path | None:
     try:
         import tempfile  # imports random and OpenSSL: a megabyte of the helper's memory
 
         folder = tempfile.gettempdir()
-        if folder == os.getcwd() and not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):  # noqa: PTH109
+        named = folder in _TEMPORARY or any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+        if not named and folder == os.getcwd():  # noqa: PTH109
             return None  # Python's last resort: a viewer in another folder would not find it
     except FileNotFoundError:  # nothing can be written anywhere
         return None

@@ -181,6 +181,15 @@ except endpoint.Unavailable as reason:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_temporary_directory_is_found_from_inside_it() -> None:
+    code = "from gpumon_agent import endpoint; print(*endpoint.candidates(), sep='\\n')"
+    environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd="/tmp", env=environment, capture_output=True, text=True, check=True
+    )
+    assert f"/tmp/gpumon-{os.geteuid()}" in ran.stdout.splitlines()
+
+
 @needs_root
 @pytest.mark.parametrize(("option", "works"), [("noexec", True), ("ro", False)])
 def test_a_mount_that_is_noexec_or_read_only(shared: Path, option: str, works: bool) -> None:
