@@ -2,8 +2,8 @@
 
     python benchmarks/forecasting/told.py OUT SCRIPT ARGUMENT …
 
-Like `gpumon record` next to `gpumon run`, but in one process: a thread drains the agent as its publisher would, reads
-the device, and sends the agent its memory budget. So a run can be forked from a process with torch imported (tests'
+Like `gpumon record` next to `gpumon run`, but in one process: it takes the agent's events at each phase boundary, as
+the transport does, reads the device, and sends the agent its memory budget. So a run can be forked from a process with torch imported (tests'
 forks) and takes a second. With several ranks, each writes OUT with its number. Used by benchmarks/forecast.py.
 """
 
@@ -13,7 +13,6 @@ import atexit
 import os
 import runpy
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -25,37 +24,27 @@ from gpumon_agent import shim, wire
 from gpumon_agent.hooks import model_discovery
 from gpumon_agent.shape_model.outlook import Followed
 
-DRAINED_EVERY_S = 0.002
 READ_EVERY_S = 0.05
 
 
 class Beside:
-    """The agent's publisher and the viewer, in one thread of the training process."""
+    """The agent's transport and the viewer, in the training thread."""
 
     def __init__(self, agent: agents.Agent) -> None:
         self._agent = agent
         self._drain = Followed(agent.recorder.drain, agent.outlooks.drained).drain
         self._store = SessionStore(StoreLimits(steps=32, host_samples=8), replaying=True)
-        self._lock = threading.RLock()
         self._said: list[wire.Received] = []
         self._source = ""
         self._read_at = 0.0
-        self._ended = threading.Event()
         agent.transport.say = self.say  # type: ignore[method-assign]
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        agent._flush_ring = self._turn
 
     def say(self, events: tuple[wire.Event | bytes, ...]) -> None:
-        with self._lock:
-            self._turn()
-            for event in events:
-                if not isinstance(event, bytes):
-                    self._put(event)
-
-    def _run(self) -> None:
-        while not self._ended.wait(DRAINED_EVERY_S):
-            with self._lock:
-                self._turn()
+        self._turn()
+        for event in events:
+            if not isinstance(event, bytes):
+                self._put(event)
 
     def _turn(self) -> None:
         drained = self._drain()
@@ -108,10 +97,7 @@ class Beside:
 
     def end(self, out: Path) -> None:
         self._agent.phases.finish()
-        self._ended.set()
-        self._thread.join(5)
-        with self._lock:
-            self._turn()
+        self._turn()
         rank = os.environ.get("RANK")
         path = out if rank is None else out.with_name(f"{out.stem}.{rank}{out.suffix}")
         with link.Recording(path, force=True) as recording:
