@@ -3,8 +3,9 @@
     python benchmarks/forecasting/told.py OUT SCRIPT ARGUMENT …
 
 Like `gpumon record` next to `gpumon run`, but in one process: it takes the agent's events at each phase boundary, as
-the transport does, reads the device, and sends the agent its memory budget. So a run can be forked from a process with torch imported (tests'
-forks) and takes a second. With several ranks, each writes OUT with its number. Used by benchmarks/forecast.py.
+the transport does, reads the device, and sends the agent its memory budget. So a run can be forked from a process with
+torch imported (tests' forks) and takes a second. With several ranks, each writes OUT with its number. Used by
+benchmarks/forecast.py.
 """
 
 from __future__ import annotations
