@@ -55,9 +55,8 @@ _CLONE_VFORK, _CLONE_THREAD, _CLONE_PARENT_SETTID = 0x4000, 0x10000, 0x100000
 _WNOHANG, _WEXITED, _WCLONE, _P_ALL = 1, 4, 0x80000000, 0  # linux/wait.h
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37  # prctl(2)
 
-_OPAQUE_BYTES, _STACK_BYTES = 8 * 1024, 56 * 1024
-# The largest of glibc's structures is ucontext_t, with 968 bytes on x86-64 and 4,560 on aarch64. Its sigset_t,
-# posix_spawnattr_t and posix_spawn_file_actions_t have 128, 336 and 80.
+_OPAQUE_BYTES = 1024  # glibc's sigset_t, posix_spawnattr_t and posix_spawn_file_actions_t have 128, 336 and 80
+_CONTEXT_BYTES, _STACK_BYTES = 8 * 1024, 56 * 1024  # its ucontext_t has 968 on x86-64, 4,560 on aarch64
 
 
 class CannotStart(Exception):
@@ -148,7 +147,7 @@ class _Contexts:
 
     def take(self) -> int:
         """The address of a context to fill."""
-        memory = mmap.mmap(-1, _OPAQUE_BYTES + _STACK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, _CONTEXT_BYTES + _STACK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.append(ctypes.c_char.from_buffer(memory))
         return ctypes.addressof(self._memory[-1])
 
@@ -161,7 +160,7 @@ class _Contexts:
             context = self.take()
             self._libc.getcontext(ctypes.c_void_p(context))
             ctypes.memset(context + self._machine.mask, 0xFF, 8)
-            link_stack = (then, context + _OPAQUE_BYTES, 0, _STACK_BYTES)  # uc_link, uc_stack
+            link_stack = (then, context + _CONTEXT_BYTES, 0, _STACK_BYTES)  # uc_link, uc_stack
             ctypes.memmove(context + 8, (ctypes.c_uint64 * 4)(*link_stack), 32)
             words = [ctypes.c_uint64(each if isinstance(each, int) else ctypes.addressof(each)) for each in arguments]
             self._libc.makecontext(ctypes.c_void_p(context), function, len(words), *words)
@@ -170,7 +169,7 @@ class _Contexts:
 
     def clone(self, flags: int, context: int, argument: int = 0) -> tuple[Any, ...]:
         """The call that starts a process or thread at `context`. With CLONE_PARENT_SETTID its pid goes to `told`."""
-        stack_end = self.take() + _OPAQUE_BYTES + _STACK_BYTES
+        stack_end = self.take() + _CONTEXT_BYTES + _STACK_BYTES
         setcontext = ctypes.cast(self._libc.setcontext, ctypes.c_void_p).value
         return self._libc.clone, setcontext, stack_end, flags, context, argument
 
