@@ -1,4 +1,4 @@
-"""Cost of forecasts: the agent's at a batch and in learning, the viewer's forecast, the viewer's whole report.
+"""Cost of forecasts: the agent's at a batch and in learning, and the viewer's.
 
 CPU time of one thread. The agent's two alternate, as in training; the viewer is another process, so it has its own
 loop. Machine speed varies: the fastest and the slowest of `ROUNDS` are given. Used by benchmarks/forecast.py.
@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import fmean, median
-
-import session
 
 from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import look
@@ -33,12 +31,6 @@ def costs() -> Iterator[tuple[str, str]]:
             each = [spent[name][SETTLED:] for spent in rounds]
             medians, means = [median(figures) for figures in each], [fmean(figures) for figures in each]
             yield f"{name}, {kind}", f"{span(medians)} µs median, {span(means)} µs mean"
-        if kind == "random pairs of lengths":
-            continue
-        whole = [
-            1e6 * session.reporting(8, 600, kind != "same shapes", session.STEPS_PER_S // 4)[1] for _ in range(ROUNDS)
-        ]
-        yield f"viewer, whole report at 4 pictures/s, {kind}", f"{span(whole)} µs mean"
 
 
 def span(figures: Sequence[float]) -> str:
