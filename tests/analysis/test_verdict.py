@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumon_agent import wire
-from gpumon_agent.shape_model.max_affine import fitted
+from gpumon_agent.shape_model.max_affine import fitted, highest
 from gpumon_agent.shape_model.residuals import Residuals
 from gpumon_agent.shape_model.verdict import Fragments, verdict
 
@@ -49,6 +49,13 @@ def test_what_fitted_proves_nothing_where_the_room_has_shrunk_by_more_than_a_mib
     fragments.within(1000 * MIB)
     peak = 1000 * MIB
     assert verdict(peak, peak, peak, True, (1000 - less) * MIB, None, fragments)[0] == said
+
+
+def test_planes_are_fitted_until_each_has_the_batches_at_which_it_is_higher() -> None:
+    """The first guess, halves by size, has nothing to do with which length decides here."""
+    points = [((1.0, u, v, 0.0, 0.0, 0.0), max(3 * u, 2 * v)) for u in range(1, 8) for v in range(1, 8)]
+    planes = fitted(points)
+    assert max(abs(highest(planes, x) - value) for x, value in points) < 0.01
 
 
 def test_two_planes_are_fitted_to_six_batches_each() -> None:
