@@ -3,7 +3,8 @@
 Model. A tensor reached by several names counts for the first one found, and a census started by growth ends once it has
 seen enough. So the next census may name the same tensors differently, or see only another part. A name that explained
 the growth is kept until a census refutes it: one that lists the name with too little, or a complete one that lists
-neither the name nor similar tensors. Only a complete census follows a linked list to its end. Similar tensors under a
+neither the name nor similar tensors. A census that ended early and explains nothing refutes nothing, and what it
+counted of a holder is at least there. Only a complete census follows a linked list to its end. Similar tensors under a
 new name, while the old one is not listed, are the same leak and keep the old name.
 Cost. That of `explaining`, for the newest census.
 Known limitations. Two leaks of similar tensors are reported as the first if no census lists both.
@@ -29,12 +30,16 @@ class Leak:
     main: Growth  # the first of `TAKEN` that grows, with the earliest `since` of them all
     since: int
     per_step: float  # bytes
-    found: tuple[tuple[Suspect, int], ...]  # most bytes first, each with the step at which it was counted
+    found: tuple[tuple[Suspect, wire.Census], ...]  # most bytes first, each with the census that counted it
 
     @property
     def held(self) -> GrownByHolder | None:
         """Its holders and their bytes; None if none was found."""
-        parts = tuple((by, each.held, step) for each, step in self.found if (by := each.by) is not None)
+        parts = tuple(
+            (by, each.held, census.began_step, census.step)
+            for each, census in self.found
+            if (by := each.by) is not None
+        )
         return GrownByHolder(self.since, parts, self.per_step) if parts else None
 
 
@@ -46,11 +51,11 @@ class LeakNames:
     """The leak of one device. `leak` calls `take` while something grows, `forget` when nothing does."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, tuple[Suspect, int]] = {}
+        self._known: dict[_Key, tuple[Suspect, wire.Census]] = {}
         self._newest: wire.Census | None = None
         self._seen: tuple[wire.Census, ...] = ()  # with `_asked`: key of the cached answer
         self._query: tuple[object, ...] = ()
-        self._suspects: list[tuple[Suspect, int]] = []
+        self._suspects: list[tuple[Suspect, wire.Census]] = []
 
     def forget(self) -> None:
         self._known.clear()
@@ -84,8 +89,8 @@ class LeakNames:
         since: int,
         blocks_per_step: float | None,
         bytes_per_step: float | None,
-    ) -> list[tuple[Suspect, int]]:
-        """The suspects, most bytes first, each with the step at which it was counted."""
+    ) -> list[tuple[Suspect, wire.Census]]:
+        """The suspects, most bytes first, each with the census that counted it."""
         query = device, since, blocks_per_step, bytes_per_step
         seen = tuple(censuses)
         if query == self._query and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
@@ -121,10 +126,15 @@ class LeakNames:
                     del known[same]  # it has a name now
             if key in known and each.where is None:  # made before stacks were recorded: no line
                 each = replace(each, where=known[key][0].where, phase=known[key][0].phase)
-            known[key] = each, census.step
+            if key in known and census.cut and each.held < known[key][0].held:  # it saw only a part
+                known[key] = replace(known[key][0], where=each.where, phase=each.phase), known[key][1]
+            else:
+                known[key] = each, census
             updated.add(key)
         if fresh:
             self._newest = census
+            if census.cut and not found:  # it ended before it came to what grows
+                return
             for key in [key for key in known if key not in updated]:
                 gone = not census.cut and not any(_alike(known[key][0], each) for each in present)
                 if (key in listed and not (census.cut and _is_linked(known[key][0]))) or gone:

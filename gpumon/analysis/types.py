@@ -160,23 +160,25 @@ NEARLY_ALL = 0.75
 class GrownByHolder:
     """Growing bytes that a census found, by holder: part of the line `variables`.
 
-    They were counted at one step; at other steps they are scaled by the steps of growth. A census takes several steps
-    and misses what is added meanwhile: if it found `NEARLY_ALL` of the growth, all of the growth counts.
+    They were counted at one step; at other steps they are scaled by the steps of growth. A census takes several steps,
+    the more the busier the machine, and misses what is added meanwhile: if it found `NEARLY_ALL` of what had grown when
+    it began, all of the growth counts.
     """
 
     since: int
-    parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, step of the count
+    parts: tuple[tuple[wire.Holder, int, int, int], ...]  # most bytes first: holder, bytes, steps of the census
     per_step: float = 0.0  # growth of the device's bytes
 
     def at(self, step: int) -> int:
         steps = max(0, step - self.since + 1)
-        found = sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+        found = sum(nbytes * steps // max(1, ended - self.since + 1) for _, nbytes, _, ended in self.parts)
+        at_most = sum(nbytes * steps // max(1, began - self.since + 1) for _, nbytes, began, _ in self.parts)
         grown = round(self.per_step * steps)
-        return grown if NEARLY_ALL * grown <= found < grown else found
+        return grown if NEARLY_ALL * grown <= at_most and found < grown else found
 
     @property
     def by(self) -> tuple[wire.Holder, ...]:
-        return tuple(holder for holder, _, _ in self.parts)
+        return tuple(holder for holder, *_ in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def group(count: int, holder: wire.Holder | None = LOSSES, **more: object) -> wi
 
 
 def census(step: int, *groups: wire.Group, number: int = 0) -> wire.Census:
-    return wire.Census(step, step * 1000, number, "growth", groups)
+    return wire.Census(step, step * 1000, number, "growth", groups, began_step=step)
 
 
 def leaking(bytes_a_step: int, *censuses: wire.Census, **more: object) -> Run:

@@ -198,6 +198,16 @@ def test_a_leak_keeps_the_name_that_it_was_first_given() -> None:
     assert {each.holder for each in said[-1] if each.state == "open"} == {part.text}  # a whole one has refuted it
 
 
+def test_a_census_that_saw_a_part_of_a_leak_makes_it_no_smaller() -> None:
+    part = wire.Census(56, 56_000, 1, "growth", (group(18),), began_step=36, cut=True)
+    whole = census(56, group(18), number=1)
+    seen = wire.Census(33, 33_000, 0, "growth", (group(31),), began_step=19, cut=True)
+    assert only(history(leaking(512, seen, part), steps=70)[-1], "tensor-leak").bytes == 31 * 512
+    assert only(history(leaking(512, seen, whole), steps=70)[-1], "tensor-leak").bytes == 18 * 512
+    little = wire.Census(56, 56_000, 1, "growth", (group(4),), began_step=36, cut=True)
+    assert only(history(leaking(512, seen, little), steps=70)[-1], "tensor-leak").holder == LOSSES.text
+
+
 def test_a_linked_list_that_was_not_followed_to_its_end_is_still_the_leak() -> None:
     links = wire.Holder("previous.before… in main()", "attribute", "train.py:12", 1)
 

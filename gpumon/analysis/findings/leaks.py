@@ -64,8 +64,8 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     if leak.found:
         whole = sum(suspect.held for suspect, _ in leak.found) or 1
         return tuple(
-            _named(look, leak.main, suspect, step - leak.since + 1, leak.per_step, suspect.held / whole)
-            for suspect, step in leak.found[:NAMED_MAX]
+            _named(look, leak.main, suspect, census.step - leak.since + 1, leak.per_step, suspect.held / whole)
+            for suspect, census in leak.found[:NAMED_MAX]
             if suspect.has_graph == with_graph
         )
     waited = look.record.step - leak.since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
