@@ -20,7 +20,7 @@ TRIED_AGAIN_BY = 2  # full ledgers, after a rest from them
 REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read only at their end
 EVERY_MAX = 10_000
 LEDGER_SHARE = 0.125  # of the budget, reserved for the ledger
-REPORTED_AGAIN_FACTOR = 2 * (3)  # a rate that varies with the machine's load is reported once, not each time
+REPORTED_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
 
 
 class Governor:
