@@ -185,9 +185,7 @@ def share(training: Training, rounds: int) -> Iterator[str]:
     for clock, name in enumerate(("wall", "CPU of the thread")):
         for kind in kinds[1:]:
             values = percent(*([each[clock] for each in measured[way]] for way in ("off", kind)))
-            yield ROW.format(
-                f"{kind} against off: {name}, %", *(f"{value:+.2f}" for value in interval(values, median))
-            )
+            yield ROW.format(f"{kind} against off: {name}, %", *(f"{value:+.2f}" for value in interval(values, median)))
         alone = [each[clock] for each in measured["off"]]
         yield ROW.format(f"a step, off: {name}, ms", *(f"{value:.2f}" for value in interval(alone, median)))
     yield ROW.format("steps between reads: allocator, owners", *map(str, every), "")
