@@ -34,12 +34,12 @@ PEERS = ("accelerate", "deepspeed", "torch-kitsune")
 NEEDED = ("hjson", "py-cpuinfo", "einops", "msgpack")  # what DeepSpeed's import needs beyond installed packages
 
 COLUMNS = {
-    "tier 1": "tensors and optimizer, no forward",
-    "tier 2": "traced without a GPU, as --config and --model --input are",
-    "MemTracker": "torch.distributed._tools, fake mode",
-    "accelerate": "estimate-memory's sizes, training with Adam",
-    "DeepSpeed": "estimate_zero2_model_states_mem_needs, one GPU, no offload",
-    "kitsune": "torch-kitsune, predict_memory",
+    "tier 1": "the model's tensors and the optimizer, without a forward",
+    "tier 2": "traced without a GPU, as by `gpumon estimate --config` or `--model --input`",
+    "MemTracker": "`torch.distributed._tools`, fake mode",
+    "accelerate": "`accelerate estimate-memory`, training with Adam",
+    "DeepSpeed": "`estimate_zero2_model_states_mem_needs`, one GPU, no offload",
+    "kitsune": "torch-kitsune's `predict_memory`",
     "16 B": "16 bytes a parameter",
     "18 B": "18 bytes a parameter",
 }
@@ -299,14 +299,14 @@ def error(answer: Answer | None, truth: Answer, what: str = "peak") -> float | N
 
 
 def summary(truth: dict[str, Answer], by: dict[tuple[str, str], Answer]) -> Iterator[str]:
-    yield "Absolute errors over all scenarios a tool answered for, and the seconds one answer takes.\n"
+    yield "Absolute errors of the allocated peak over the scenarios that the tool can estimate; seconds for each.\n"
     yield "| tool | what it is | scenarios | median | 90th percentile | worst | seconds, median |"
     yield "|---|---|--:|--:|--:|--:|--:|"
     for tool, what in COLUMNS.items():
         yield _summary_row(tool, what, truth, by, tool, "peak")
-    yield _summary_row("tier 2, reserved", "the same, of reserved bytes", truth, by, "tier 2", "reserved")
+    yield _summary_row("tier 2, reserved", "tier 2, error of the reserved peak", truth, by, "tier 2", "reserved")
     seconds = median(answer.seconds for answer in truth.values())
-    yield f"| tier 3 | the script itself, on the virtual GPU | {len(truth)} | 0 | 0 | 0 | {seconds:.1f} |"
+    yield f"| tier 3 | the script itself, by `gpumon dryrun` | {len(truth)} | 0 | 0 | 0 | {seconds:.1f} |"
 
 
 def _summary_row(
@@ -324,6 +324,7 @@ def _summary_row(
 
 
 def table(truth: dict[str, Answer], by: dict[tuple[str, str], Answer]) -> Iterator[str]:
+    yield "Errors of each scenario. An empty cell: the tool cannot estimate it.\n"
     yield f"| scenario | peak, MiB | reserved, MiB | {' | '.join(COLUMNS)} | tier 2, reserved |"
     yield f"|---|--:|--:|{'--:|' * (len(COLUMNS) + 1)}"
     for name, real in truth.items():

@@ -6,9 +6,9 @@ Methods, each within one process and one loop:
 boundary   Every boundary of a training loop is timed with caches as cold as training leaves them. About half of them,
            at random, are timed whole; the others time a raw `torch._C._cuda_memoryStats` first and then do the work.
            Longer steps leave colder caches, so there are three step lengths.
-step       Blocks of steps in rounds of three, in random order: hooks muted (they return at once), muted again (A/A: the
-           machine's noise), and active. Reported is the median over the rounds of the differences within a round, with
-           its 95 % interval (bootstrap of rounds).
+step       Blocks of steps in rounds of three, in random order: the agent off (its hooks return at once), off again
+           (A/A: the machine's noise), and on. Reported is the median over the rounds of the differences within a round,
+           with its 95 % interval (bootstrap of rounds).
 growth     Resident memory over many boundaries, with the publisher running and no viewer.
 """
 
@@ -31,6 +31,10 @@ from common import rounds as paired
 BLOCK = 8
 BOUNDARY_STEPS = 400
 STEPS_MS = (1.0, 3.0, 20.0)
+NOTE = """A boundary is the end of a phase, where the agent reads the allocator. A raw read is one call of
+`torch._C._cuda_memoryStats`. Off: the agent's hooks return at once; off again against off is the machine's noise.
+"from" and "to" are the 95 % interval of the median.
+"""
 ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
 
 
@@ -63,7 +67,7 @@ def main() -> None:
         if "VGPU_SESSION" in environment:
             virtual_gpu.remove_session(environment["VGPU_SESSION"])
     machine = f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs"
-    write("What the agent costs", table, args.write, machine)
+    write("What the agent costs", f"{NOTE}\n{table}", args.write, machine)
 
 
 # ---------------------------------------------------------------------------------------------------------- training
@@ -151,22 +155,22 @@ def boundary(training: Training) -> Iterator[str]:
     yield _row("a boundary, raw read included, µs", whole)
     own = median(whole) - median(raw)
     yield ROW.format("the agent's own work, µs", f"{own / 1e3:.1f}", "", "")
-    yield ROW.format("a boundary / a raw read", f"{median(whole) / median(raw):.2f}", "", "")
+    yield ROW.format("a boundary ÷ a raw read", f"{median(whole) / median(raw):.2f}", "", "")
 
 
 def share(training: Training, rounds: int) -> Iterator[str]:
-    """Relative difference within a round: muted/muted and muted/watched, with the governor on."""
+    """Relative difference within a round: off/off and off/on, with the governor on."""
     os.environ.pop("GPUMON_GOVERNOR", None)
     from gpumon_agent import agent as agents
 
     agent = agents.running("overhead")
     agent.adopt(training.model, training.optimizer)
     training.run(300)  # past the governor's first decisions
-    kinds = ["muted", "muted again", "watched"]
+    kinds = ["off", "off again", "on"]
 
     def block(kind: str) -> tuple[float, float]:
-        agent.hooks.fires = kind == "watched"
-        # the governor must not see the muted blocks as part of the step
+        agent.hooks.fires = kind == "on"
+        # the governor must not count the blocks that are off as part of the step
         agent.phases._step_opened_ns = time.monotonic_ns()
         training.run(1)
         cpu = time.thread_time()
@@ -180,13 +184,11 @@ def share(training: Training, rounds: int) -> Iterator[str]:
     agents.stop()
     for clock, name in enumerate(("wall", "CPU of the thread")):
         for kind in kinds[1:]:
-            values = percent(*([each[clock] for each in measured[way]] for way in ("muted", kind)))
-            yield ROW.format(
-                f"{kind} against muted: {name}, %", *(f"{value:+.2f}" for value in interval(values, median))
-            )
-        alone = [each[clock] for each in measured["muted"]]
-        yield ROW.format(f"a muted step: {name}, ms", *(f"{value:.2f}" for value in interval(alone, median)))
-    yield ROW.format("allocator read, ledger read: every … steps", *map(str, every), "")
+            values = percent(*([each[clock] for each in measured[way]] for way in ("off", kind)))
+            yield ROW.format(f"{kind} against off: {name}, %", *(f"{value:+.2f}" for value in interval(values, median)))
+        alone = [each[clock] for each in measured["off"]]
+        yield ROW.format(f"a step, off: {name}, ms", *(f"{value:.2f}" for value in interval(alone, median)))
+    yield ROW.format("steps between reads: allocator, owners", *map(str, every), "")
 
 
 def growth(boundaries: int) -> Iterator[str]:

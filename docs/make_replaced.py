@@ -9,17 +9,18 @@ from gpumon_agent.patching import LIST, STAYS
 TARGET = Path(__file__).with_name("what-is-replaced.md")
 HEAD = """# What is replaced
 
-The agent runs inside the training process. It replaces these attributes of torch and of other packages there, never all
-at once. It replaces nothing in the standard library, in sys or in builtins. Made by `python docs/make_replaced.py`;
-`gpumon doctor --replaced` prints the same list.
+The agent runs inside the training process and replaces some of these attributes there, depending on the version of
+torch and on how it was started (*When*). It replaces nothing in the standard library, in sys or in builtins. Made by
+`python docs/make_replaced.py`; `gpumon doctor --replaced` prints the same list.
 
-Each replacement calls the original with the same arguments and returns its result. Your exception passes through it
-without a frame of ours, a warning names your line, and `torch.compile` sees only the original. If you replace the same
-attribute after the agent did, yours stays when the agent restores its own, and ours inside it does nothing any more.
+Each replacement calls the original with the same arguments and returns its result. An exception passes through without
+a frame of the agent, a warning names your line, and `torch.compile` sees only the original. If you replace the same
+attribute after the agent, your function stays when the agent stops; the agent's function inside yours then only calls
+the original.
 """
 ADDED = """# What is added
 
-These are no replaced attributes, but entries in registries of torch and Python.
+The agent also adds these entries to registries of torch and Python.
 """
 
 

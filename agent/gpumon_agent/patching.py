@@ -166,7 +166,8 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch._C._autograd._push_saved_tensors_default_hooks",
-            "Before torch 2.9 saved tensors can only be read by unpacking: not if a hook would run. "
+            "Before torch 2.9 the agent reads saved tensors by unpacking them, and not once hooks are set that this "
+            "would run. "
             "Also shows that a checkpoint runs a part of the forward again.",
             f"{_IDENTITY}.",
             _AT_STOP,

@@ -30,37 +30,41 @@ PROFILES = {"9.0": "h200", "8.9": "l4", "8.0": "a100-80", "7.5": "t4", "7.0": "v
 """Compute capability → the virtual device that behaves like it; cuBLAS's workspace depends on it."""
 HEAD = """# The virtual GPU beside a physical one
 
-Each scenario of [scenarios.md](../docs/scenarios.md), run by the same torch on both, on devices of the same capacity.
-Compared are the allocator's figures at the end of each phase (allocated and reserved with their peaks, active, inactive
-split, requested, blocks, segments, retries): "figures" counts them, "differ" those not the same to the byte, and the
-last column shows the largest difference. What was never run on a physical GPU says "not yet measured".
+The same torch runs each scenario of [scenarios.md](../docs/scenarios.md) on a virtual and a physical GPU of the same
+capacity. At the end of each phase the allocator's figures are compared: allocated and reserved with their peaks,
+active, inactive split, requested, blocks, segments, retries. "figures" is their number, "differ" how many are not equal
+to the byte. A scenario that was never run on a physical GPU says "not yet measured".
 
-This page is written by `tests/fidelity/compare.py`; `pytest -m gpu` fills it in on a machine with a GPU.
+`tests/fidelity/compare.py` writes this page; `pytest -m gpu` fills it in on a machine with a GPU.
 """
 FOOT = """
 ## Two figures that are known only rounded
 
-Before there were scenarios, 1567.6 MiB (`gradient_as_bucket_view=False`) and 1251.2 MiB (`True`) were read after the
-backward of a six-layer GPT of 312.5 MiB under DDP and AdamW. Neither the script nor its batch was kept, and the figures
-are of `memory_allocated`, which counts what is left of a block that is not split (up to 1 MiB in blocks of more than
-1 MiB): 5 and 4 times the weights are 1562.4 and 1249.9 MiB, the rest, 5.2 and 1.3 MiB, are such remainders. They follow
-from the order in which activations of which size were freed before.
+Before there were scenarios, two figures were read after the backward of a six-layer GPT of 312.5 MiB under DDP and
+AdamW: 1567.6 MiB (`gradient_as_bucket_view=False`) and 1251.2 MiB (`True`). The script and its batch were not kept. The
+figures are `memory_allocated`, which includes the rest of a block that is not split (up to 1 MiB in blocks of more than
+1 MiB). 5 and 4 times the weights are 1562.4 and 1249.9 MiB; the remaining 5.2 and 1.3 MiB are such rests. They depend
+on the order in which activations of which size were freed before.
 
-388 combinations were tried: some 70 ways to write the model (GPT-2 of transformers, `nn.TransformerEncoder`,
-`nn.MultiheadAttention`, fused or separate projections; dropout, masks, a final norm or none), made on the device or
-moved to it, and batches of 64 to 8,192 tokens; on this virtual GPU and on the program with which they were read, which
-gave the same where both were asked. 1251.2 comes out of 88 of 106 runs of a model with 312.47 MiB that was moved to the
-device and saw 1,024 or 2,048 tokens, their logits freed. With copies the same runs make 1564.4 to 1574.5 MiB. 1567.6
-came out three times (beside 1251.1, twice, and beside 1253.7), never beside 1251.2; the nearest that did is 1567.7. So
-it is not reproduced to the byte. What is: the same two figures as requested, without remainders
+388 combinations were tried to reproduce both figures: some 70 ways to write the model (GPT-2 of transformers,
+`nn.TransformerEncoder`, `nn.MultiheadAttention`, fused or separate projections; dropout, masks, a final norm or none),
+made on the device or moved to it, with batches of 64 to 8,192 tokens. They ran on this virtual GPU and on the program
+with which the figures were read; where both were tried, they agreed.
+
+- 1251.2 MiB is the result of 88 of 106 runs of a model of 312.47 MiB that was moved to the device and got 1,024 or
+  2,048 tokens, with the logits freed. With `gradient_as_bucket_view=False` the same runs give 1564.4 to 1574.5 MiB.
+- 1567.6 MiB was the result three times (with 1251.1, twice, and with 1253.7), never together with 1251.2; the nearest
+  together with it is 1567.7.
+
+So the pair is not reproduced to the byte. Without the rests, as requested bytes, both figures are
 (`tests/scenarios/test_ranks.py`).
 
-## What differs by itself
+## What differs without a physical GPU
 
-To see that `pytest -m gpu` works, 13 of its scenarios were run with a virtual device in the place of the physical one,
-torch 2.15.0. The figures of 11 were the same to the byte. Those of `ddp-gloo` and its twin were not: which of the two
-ranks held 22 MiB more at load changed from one run to the next, and 54 of 374 figures with it (171 of the twin's). So
-for these two a difference says nothing about the physical GPU.
+To test `pytest -m gpu` itself, 13 of its scenarios were run with a virtual device in place of the physical one, torch
+2.15.0. The figures of 11 were equal to the byte. Those of `ddp-gloo` and `ddp-gloo-clean` were not: which of the two
+ranks held 22 MiB more in the phase `load` changed from run to run, and with it 54 of 374 figures (171 for
+`ddp-gloo-clean`). For these two a difference says nothing about the physical GPU.
 """
 
 

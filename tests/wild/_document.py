@@ -19,9 +19,10 @@ from wild.test_wild import CHECKS
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 HEAD = """# Compatibility
 
-Real training loops against the libraries from PyPI, in `tests/wild/cases/`: random weights, made-up data, a few steps
+Real training loops against the libraries from PyPI, in `tests/wild/cases/`: random weights, synthetic data, a few steps
 each with torch 2.15 on the virtual GPU. `GPUMON_GOVERNOR=off`: every step is read in full. No case uses gpumon. Each
-counts its own forwards, backwards and steps, and runs once bare and once under `gpumon dryrun`; the two are compared.
+counts its own forwards, backwards and steps, and runs once without gpumon and once under `gpumon dryrun`; the two are
+compared.
 
 `python tests/wild/_document.py [NAME …]` runs cases and writes this page; rows of other cases stay. `pytest -m long
 tests/wild` checks the same; known failures are listed in `tests/wild/catalogue.py`.
@@ -30,10 +31,10 @@ tests/wild` checks the same; known failures are listed in `tests/wild/catalogue.
 - **phases**: steps by gpumon / by the case, "≠" if forwards, backwards, evaluations or optimizer steps differ. A
   forward without a call of the module (`model.forward(x)`, a method of another name) is inferred from its backward.
 - **unexplained**: the highest share of allocated without a known owner at the end of a phase, from step 5 on.
-- **estimate**: the largest error of the estimated peak, from step 5 on; evaluations count if the first steps of the
-  kind had them. **forecast**: the median error of a step's forecast of the next peak. Kernels do nothing here, so
-  nothing that depends on values is tested.
-- **bytes**: whether the peaks of dry run and bare run are equal to the byte.
+- **estimate**: the largest error of the estimated peak, from step 5 on. A step's peak is taken with or without its
+  evaluations, whichever is closer. **forecast**: the median error of a step's forecast of the next peak. Kernels
+  compute nothing here, so nothing that depends on values is tested.
+- **bytes**: whether the peaks of both runs are equal to the byte.
 - **wrong**: the checks that fail. A case without a row has not been run completely yet.
 - With several ranks each figure is the worst of them. "–": not known.
 
@@ -45,15 +46,15 @@ PUBLIC = """
 ## Public scripts
 
 Unmodified scripts at the named commits, run by hand with `python tests/wild/public.py FOLDER [NAME …]`, where FOLDER
-holds clones of the repositories; data that a script would download is made up. Phases are counted from outside
+holds clones of the repositories; data that a script would download is synthetic. Phases are counted from outside
 (`tests/wild/_public_truth.py`): a forward is an outermost call of a module with parameters; an actor and a critic count
-separately. Two things are no phases of their own and belong to `between`: a part of the model that is called by itself
+separately. Two things are not phases and belong to `between`: a part of the model that is called by itself
 (`model.decode(x)` in a variational autoencoder), and a target network that no optimizer updates and that stays in
 training mode.
 
 The 800 unexplained bytes of `sequence-parallel` are the input of a collective that has not been waited for yet.
 `word-language-by-hand` updates its parameters without an optimizer: gpumon finds its model, says that it counts no
-steps, and how to mark them; the next row is the same script with that line. `cleanrl-ppo` and `cleanrl-sac` run two
+steps, and how to mark them; the next row is the same script with such a mark. `cleanrl-ppo` and `cleanrl-sac` run two
 environments: with four actions, the virtual GPU reads back whatever the memory contained, which the environment
 rejects; with a single value `all()` is false there, which `torch.distributions` rejects.
 
