@@ -78,8 +78,8 @@ class StorageTracker:
 
     Model: a TorchDispatchMode sees every operator's results; a storage counts until it is freed. Its Python object
     lives as long as the storage, so a weak reference reports that.
-    Cost: 10 to 20 µs per operator, so steps of small operators take three to four times as long
-    (benchmarks/inventory.py); constant over the run.
+    Cost: 10 to 20 µs per operator, so steps of small operators take three to four times as long;
+    constant over the run.
     Side effects: results are bit-identical. torch.compile does not work under a dispatch mode (it raises with
     fullgraph=True), and no mode sees the allocations of compiled code. So the first `torch.compile` ends the tracking,
     and the bytes are None from then on.

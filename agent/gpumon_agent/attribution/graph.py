@@ -13,7 +13,7 @@ A step's graph usually equals the last one: the same node types in the same orde
 Then the results are reused (a `_Plan`): each node's module, and which fields hold only weights and need not be read. If
 the time runs out, the next walk continues the plan.
 
-Cost: 2 to 3 µs per node, 4 for a new graph; see benchmarks/inventory.py.
+Cost: 2 to 3 µs per node, 4 for a new graph.
 Known limitations. Rule 2 is approximate: an operator called between two modules belongs to the parent of the first.
 """
 

@@ -10,7 +10,6 @@ Gradients and gathered parameters are read at every call. The parameter list and
 cached until a `fresh` call, the sum of optimizer state for 16 fresh calls; a changed mark (state object, its size,
 addresses of the first entry and first parameter) also invalidates them. State with nested containers (LBFGS) is not
 cached. The module list is rebuilt every 64 fresh calls.
-Cost for 1,000 parameters with AdamW: benchmarks/inventory.py.
 Known limitations: other changes of optimizer state are seen after at most 16 fresh calls; a module added later without
 an optimizer, when the module list is rebuilt; master copies outside of `state` are not found.
 Nothing here keeps a tensor alive.

@@ -23,7 +23,7 @@ earlier walk is reused if the allocator's counters (blocks, allocated, requested
 beginning and the end of the phase. If not, the next breakdown is made with a walk.
 
 Source: history.History; the sizes in its trace are requested bytes.
-Cost: 0.2 µs per allocation while it records; 1 µs per event to read and replay: benchmarks/inventory.py.
+Cost: 0.2 µs per allocation while it records; 1 µs per event to read and replay.
 Known limitations. No breakdown once the user has recorded a history. We use the peak of requested bytes, which may be
 at another moment than that of allocated bytes: they differ by rounding.
 """

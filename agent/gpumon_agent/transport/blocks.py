@@ -1,7 +1,7 @@
 """The allocator's segments and blocks: read at once in the training thread, encoded in slices at later boundaries.
 
 Cost: torch's snapshot makes one dict a block, about 0.5 µs each with the garbage collector off, twice that on a busy
-machine (benchmarks/asked.py): `BLOCKS_MAX` stop the training for 30 to 60 ms. More are refused, except at an
+machine: `BLOCKS_MAX` stop the training for 30 to 60 ms. More are refused, except at an
 out-of-memory, which delays nothing. The rest (small tuples, encoding) is done in slices of `SLICE` blocks.
 Known limitations. If the script itself records the allocator's history, every block carries its stacks, and a snapshot
 with them takes seconds: nothing is read then.
