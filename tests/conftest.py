@@ -192,6 +192,19 @@ def forks() -> Iterator[Forks]:
     forks.close()
 
 
+@pytest.fixture(scope="session")
+def native_reader() -> Path:
+    """The native reader for the tests' torch, built. Skips, or fails, as `virtual_gpu` does."""
+    code = "from gpumon.cli import native_reader; print(native_reader.build())"
+    ran = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=300)
+    if ran.returncode:
+        why = ran.stderr.strip().splitlines()[-1]
+        if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1" and os.environ.get("GPUMON_OLDER_TORCH") != "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    return Path(ran.stdout.strip())
+
+
 @pytest.fixture
 def virtual_gpu(tmp_path: Path, forks: Forks) -> Iterator[Callable[..., VirtualGpu]]:
     """``virtual_gpu(devices=2, profile="a100-40", memory="16GiB", context="450MiB").run(script_or_function, *args)``.

@@ -474,6 +474,7 @@ class Agent:
         settings |= {name: value for name in own if (value := environment.value(name))}
         settings |= self.devices.fractions
         settings["peaks"] = "bounds" if self._bounds else "shadow"
+        settings["reader"] = "native" if self.devices.native else "torch"
         return settings
 
     # ----------------------------------------------------------------------------------------------------- the end

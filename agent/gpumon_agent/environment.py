@@ -13,6 +13,7 @@ TAKES = {
     "GPUMON_GOVERNOR": "on|off",
     "GPUMON_HOLD_AFTER": "NUMBER",
     "GPUMON_NAME": "TEXT",
+    "GPUMON_NATIVE": "on|off",
     "GPUMON_OOM_DIR": "FOLDER|off",
     "GPUMON_OOM_SNAPSHOT": "0|1",
     "GPUMON_OUTLOOK": "print",

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import click
 
+from gpumon.cli import native_reader
 from gpumon.cli.printing import say
 from gpumon.host import read_driver
 from gpumon_agent import endpoint, environment, patching, wire
@@ -51,15 +52,21 @@ class Seen:
 
 @click.command("doctor")
 @click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and until when.")
-def command(*, replaced: bool) -> None:
+@click.option("--build", is_flag=True, help="First compile the agent's native reader of the allocator for this torch.")
+def command(*, replaced: bool, build: bool) -> None:
     """Show what gpumon finds on this machine, and what is missing.
 
-    Exit code 1 if a training process could not be watched here.
+    Exit code 1 if a training process could not be watched here, or if --build could not compile.
     """
     if replaced:
         _say_replaced()
         return
     failed = False
+    if build:
+        try:
+            native_reader.build()
+        except native_reader.NotBuilt:  # its check says why
+            failed = True
     plain = "NO_COLOR" in os.environ
     for check in CHECKS:
         for seen in check():
@@ -138,6 +145,19 @@ def judge_torch(facts: dict[str, Any]) -> Iterator[Seen]:
             "readers in C++, and names imported from torch._C before the agent started, see the peak of one phase; "
             "GPUMON_PEAKS=bounds never resets a peak",
         )
+
+
+def _native_reader() -> Iterator[Seen]:
+    slower = "the agent reads the allocator through torch's dict, at four times the cost"
+    try:
+        path, there = native_reader.find()
+        if there:
+            yield Seen("ok", "reader", f"native, {path}")
+        else:
+            native_reader.compiler()
+            yield Seen("note", "reader", f"{slower}: compile the native one with: gpumon doctor --build")
+    except native_reader.NotBuilt as reason:
+        yield Seen("note", "reader", f"{slower}: {reason}")
 
 
 def _driver() -> Iterator[Seen]:
@@ -227,6 +247,7 @@ def _terminal() -> Iterator[Seen]:
 CHECKS: tuple[Callable[[], Iterator[Seen]], ...] = (
     _gpumon,
     _torch,
+    _native_reader,
     _driver,
     _runtime_directory,
     _environment,

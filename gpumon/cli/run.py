@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import click
 
+from gpumon.cli import native_reader
 from gpumon.cli.printing import say
 from gpumon_agent.shim import launch
 
@@ -31,6 +33,8 @@ def command(name: str | None, track_cpu: bool, command: tuple[str, ...]) -> None
     process that the command starts, and becomes active in those that train. It uses PYTHONPATH, so interpreters
     started with -I, -E or -S have no agent.
     """
+    with contextlib.suppress(native_reader.NotBuilt):  # `gpumon doctor` says why
+        native_reader.build()
     try:
         launch.execute(command, name=name, track_cpu=track_cpu)
     except launch.Refused as refusal:

@@ -103,15 +103,24 @@ def reads(seeds: int, operations: int, pools: bool) -> None:
     print(json.dumps(figures))
 
 
+READERS = [DICT := {"GPUMON_NATIVE": "off"}, {"GPUMON_NATIVE": "on"}]
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("pools", "seeds", "operations"), [(False, 30, 1000), (True, 10, 600)])
+@pytest.mark.usefixtures("native_reader")
 def test_a_randomized_run_reads_the_same_with_and_without(
-    virtual_gpu: Gpu, pools: bool, seeds: int, operations: int
+    virtual_gpu: Gpu, pools: bool, seeds: int, operations: int, reader: dict[str, str]
 ) -> None:
     gpu = virtual_gpu(devices=2)
     if pools and gpu.run('import torch; print(hasattr(torch.cuda, "MemPool"))').stdout != "True\n":
         pytest.skip("this torch has no torch.cuda.MemPool")
     figures = [
-        json.loads(gpu.run(reads, seeds, operations, pools, env={"WATCHED": watched, "GPUMON_GOVERNOR": "off"}).stdout)
+        json.loads(
+            gpu.run(
+                reads, seeds, operations, pools, env={"WATCHED": watched, "GPUMON_GOVERNOR": "off", **reader}
+            ).stdout
+        )
         for watched in ("", "1")
     ]
     assert len(figures[0]) > seeds * operations / 10
@@ -225,7 +234,7 @@ def test_what_waits_is_bounded_and_another_thread_that_allocates_makes_a_peak_a_
         done.set()
         assert found == 80, found  # four windows a step, each checked until 256 in a row were quiet
 
-    virtual_gpu().run(script, env={"GPUMON_GOVERNOR": "off"})
+    virtual_gpu().run(script, env={"GPUMON_GOVERNOR": "off", **DICT})
 
 
 def figures() -> None:
@@ -276,8 +285,10 @@ def figures() -> None:
     print(json.dumps([own, seen]))
 
 
-def test_every_figure_is_what_the_script_itself_reads(virtual_gpu: Gpu) -> None:
-    own, seen = json.loads(virtual_gpu().run(figures, env={"GPUMON_GOVERNOR": "off"}).stdout)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.usefixtures("native_reader")
+def test_every_figure_is_what_the_script_itself_reads(virtual_gpu: Gpu, reader: dict[str, str]) -> None:
+    own, seen = json.loads(virtual_gpu().run(figures, env={"GPUMON_GOVERNOR": "off", **reader}).stdout)
     assert seen == own
 
 
@@ -308,4 +319,4 @@ def test_after_256_quiet_windows_one_in_16_is_checked_for_other_threads(virtual_
         peaks.stop()
         assert len(reads) == 512 + 256 + 256 // 16, len(reads)
 
-    virtual_gpu().run(script)
+    virtual_gpu().run(script, env=DICT)

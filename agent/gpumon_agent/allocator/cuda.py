@@ -76,6 +76,10 @@ class CudaProbe:
         self.boundary = lambda device: Reading()
         self._peaks.stop()
 
+    @property
+    def native(self) -> bool:
+        return self._peaks.native and not self.silent
+
     def now(self, device: int) -> tuple[int, int]:
         """(allocated, reserved), without closing a window."""
         stats = self._peaks.read(device)

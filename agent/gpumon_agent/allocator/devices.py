@@ -41,7 +41,7 @@ class Devices:
         self._known: set[tuple[str, int]] = set()  # the same, from the last complete search
         self._looking: Iterator[None] | None = None
         self._tracker = tracker or _asked_for()
-        self._cuda = _cuda(oom, bounds)
+        self._cuda = _cuda(oom, bounds, tell)
         self._probes: dict[str, Probe] = {} if self._cuda is None else {"cuda": self._cuda}
 
     def readers(self) -> tuple[Reader, ...]:
@@ -113,6 +113,11 @@ class Devices:
         assert self._cuda is not None
         return self._cuda.now(device)
 
+    @property
+    def native(self) -> bool:
+        """Whether CUDA's allocator is read by the native reader."""
+        return self._cuda is not None and self._cuda.native
+
     def stop(self) -> None:
         for probe in self._probes.values():
             probe.stop()
@@ -152,7 +157,7 @@ def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[No
                 yield
 
 
-def _cuda(oom: Oom, bounds: bool) -> CudaProbe | None:
+def _cuda(oom: Oom, bounds: bool, tell: Callable[[str], None]) -> CudaProbe | None:
     from torch import _C
 
     if not hasattr(_C, "_cuda_memoryStats"):
@@ -160,7 +165,7 @@ def _cuda(oom: Oom, bounds: bool) -> CudaProbe | None:
     from gpumon_agent.allocator.cuda import CudaProbe
     from gpumon_agent.allocator.peaks import Peaks
 
-    return CudaProbe(Peaks(bounds=bounds), oom)
+    return CudaProbe(Peaks(bounds=bounds, tell=tell), oom)
 
 
 def _asked_for() -> StorageTracker | None:

@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Any
 
+from gpumon_agent import environment
+from gpumon_agent.allocator import native
+from gpumon_agent.allocator.native import DISTURBED, READ, RESET
+from gpumon_agent.guard import say
 from gpumon_agent.patching import Patches
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.wire import BOUND
@@ -41,6 +45,8 @@ _POOLS = ("all", "small_pool", "large_pool")
 _PRIVATE = "reserved_bytes_by_private_pools"
 _HELD_MAX = 64  # stats dicts, about 12 KB each
 _QUIET_CHECKS = 256  # after so many checks without a foreign allocation, check one boundary in sixteen
+PROOFS = 3  # native readings that must equal torch's before one is used
+RESET_AND_CHECK = RESET | native.CHECK
 
 
 def figures(stats: Stats, flags: int = 0) -> tuple[Any, ...]:
@@ -57,40 +63,34 @@ def figures(stats: Stats, flags: int = 0) -> tuple[Any, ...]:
 class _Past:
     """Peaks before the last boundaries. Immutable: any thread may read it."""
 
-    __slots__ = ("oversize", "peaks", "private")
+    __slots__ = ("peaks", "private")
 
     def __init__(self) -> None:
-        self.peaks = [0] * (3 * len(_NAMES))
-        self.oversize = [0, 0]
+        self.peaks = list(native.Peaks())
         self.private: dict[Any, list[int]] = {}
 
     def raised(self, readings: Iterable[Stats]) -> _Past:
         """A new instance, raised to the peaks of `readings` (oldest first)."""
         past = _Past()
-        peaks, oversize, private = self.peaks.copy(), self.oversize, self.private
+        peaks, private = self.peaks.copy(), self.private
         for stats in readings:
-            for i, (stat, pool) in enumerate(_pools(stats)):
-                peak = stat[pool]["peak"]
+            for i, counter in enumerate(_counters(stats)):
+                peak = counter["peak"]
                 if peak > peaks[i]:
                     peaks[i] = peak
-            oversize = [max(p, stats[name]["peak"]) for p, name in zip(oversize, _OVERSIZE, strict=True)]
             private = {
                 key: [max(p, stat[name]["peak"]) for p, name in zip(private.get(key, (0, 0, 0)), _POOLS, strict=True)]
                 for key, stat in stats.get(_PRIVATE, {}).items()
             }
-        past.peaks, past.oversize, past.private = peaks, oversize, private
+        past.peaks, past.private = peaks, private
         return past
 
-    def lift(self, stats: Stats) -> bool:
-        """Raises the peaks in `stats` to the user's values. Whether any was below."""
+    def lift(self, stats: Stats, read: Iterable[int]) -> bool:
+        """Raises the peaks in `stats` to the user's values. Whether any was below. `read`: peaks read natively."""
         lifted = False
-        for peak, (stat, pool) in zip(self.peaks, _pools(stats), strict=True):
-            if peak > stat[pool]["peak"]:
-                stat[pool]["peak"] = peak
-                lifted = True
-        for name, peak in zip(_OVERSIZE, self.oversize, strict=True):
-            if peak > stats[name]["peak"]:
-                stats[name]["peak"] = peak
+        for peak, counter in zip(map(max, self.peaks, read), _counters(stats), strict=True):
+            if peak > counter["peak"]:
+                counter["peak"] = peak
                 lifted = True
         for key, stat in stats.get(_PRIVATE, {}).items():
             for pool, peak in zip(_POOLS, self.private.get(key, ()), strict=False):
@@ -100,14 +100,16 @@ class _Past:
         return lifted
 
 
-def _pools(stats: Stats) -> Iterator[tuple[Stats, str]]:
-    return ((stats[name], pool) for name in _NAMES for pool in _POOLS)
+def _counters(stats: Stats) -> Iterator[Stats]:
+    """All 29 that have a peak, in the order of native.cpp."""
+    yield from (stats[name][pool] for name in _NAMES for pool in _POOLS)
+    yield from (stats[name] for name in _OVERSIZE)
 
 
 class _Shadow:
     """One device's peaks before the last boundary, and the open window's peaks before a user's reset."""
 
-    __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "resets")
+    __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "read", "resets")
 
     def __init__(self) -> None:
         self.carried = 0
@@ -121,6 +123,7 @@ class _Shadow:
     def drop(self) -> None:
         self.held: list[Any] = [_Past()]  # and the stats since. A new list at each reset: a concurrent fold of the
         # old one must not restore old peaks
+        self.read = native.Peaks()  # peaks of the boundaries that were read natively
 
     def fold(self) -> None:
         """Merges the held stats into one `_Past`. Other threads may append and read meanwhile."""
@@ -135,7 +138,15 @@ class _Shadow:
 
     def lift(self, stats: Stats) -> bool:
         past, *readings = list(self.held)
-        return bool((past.raised(readings) if readings else past).lift(stats))
+        return bool((past.raised(readings) if readings else past).lift(stats, self.read))
+
+
+def _carried(shadow: _Shadow, read: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`read`, with the peaks before a user's reset in the same window."""
+    allocated, peak, reserved, reserved_peak, *others = read
+    peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
+    shadow.carried = shadow.carried_reserved = 0
+    return allocated, peak, reserved, reserved_peak, *others
 
 
 def _device_argument(device: int) -> int:
@@ -150,9 +161,13 @@ def _never() -> bool:
 class Peaks:
     """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
 
-    __slots__ = ("_C", "_installed", "_leaving", "_patches", "_shadows", "bounds", "read", "reset")
+    __slots__ = (
+        "_C", "_installed", "_leaving", "_native", "_patches", "_proofs_left", "_shadows", "_tell",
+        "bounds", "read", "reset",
+    )  # fmt: skip
 
-    def __init__(self, *, bounds: bool = False) -> None:
+    def __init__(self, *, bounds: bool = False, tell: Callable[[str], None] = say) -> None:
+        """`tell`: called with a sentence if the native reader is switched off."""
         from torch import _C
 
         self._C = _C
@@ -161,6 +176,10 @@ class Peaks:
         self._patches = Patches()
         self._installed = False
         self._leaving = False
+        self._tell = tell
+        off = bounds or environment.value("GPUMON_NATIVE") == "off"
+        self._native = None if off else native.load()
+        self._proofs_left = PROOFS
         for before in REGISTRY.lingering[:]:  # started again after stop(): keep the user's older peaks
             self._shadows.update(before._shadows)
             before._shadows.clear()
@@ -244,9 +263,19 @@ class Peaks:
         if shadow is None:
             shadow = self._shadows[device] = _Shadow()
         resets = shadow.resets
+        if self._native is not None and not self._proofs_left:
+            read = native.Figures()
+            said = self._native(device, read, shadow.read, RESET_AND_CHECK if _python_threads() else RESET)
+            if READ <= said <= DISTURBED:
+                if resets != shadow.resets:
+                    shadow.drop()
+                found = (*read, BOUND if said else 0, None)
+                return _carried(shadow, found) if shadow.carried or shadow.carried_reserved else found
         stats = self.read(device)
         if self.bounds:
             return figures(stats, BOUND)
+        if self._native is not None and self._proofs_left:
+            self._prove(self._native, device, stats)
         # into the shadow before the reset: a reader in another thread must not miss the peak
         shadow.held.append(stats)
         self.reset(device)
@@ -259,10 +288,23 @@ class Peaks:
             shadow.fold()
         if not flags and not shadow.carried and not shadow.carried_reserved:
             return stats
-        allocated, peak, reserved, reserved_peak, *others = figures(stats, flags)
-        peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
-        shadow.carried = shadow.carried_reserved = 0
-        return allocated, peak, reserved, reserved_peak, *others
+        return _carried(shadow, figures(stats, flags))
+
+    def _prove(self, read_natively: native.Boundary, device: int, stats: Stats) -> None:
+        """Compares a native reading with `stats`, to the byte. Another thread may have allocated between the two."""
+        read, peaks = native.Figures(), native.Peaks()
+        if read_natively(device, read, peaks, 0) != READ:
+            return
+        if (*read, 0, None) == figures(stats) and list(peaks) == [counter["peak"] for counter in _counters(stats)]:
+            self._proofs_left -= 1
+        elif not _python_threads():
+            self._native = None
+            self._tell("the native reader of the allocator is not used: it differs from torch.cuda.memory_stats()")
+
+    @property
+    def native(self) -> bool:
+        """Whether the native reader is used, or will be after its first readings have proved right."""
+        return self._native is not None
 
     def _fold(self) -> None:
         for shadow in list(self._shadows.values()):

@@ -1,0 +1,94 @@
+"""Compiles the agent's native reader of the allocator for the installed torch, once, into the user's cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpumon_agent.allocator import native
+
+OLDEST_TORCH = (2, 9)
+"""has c10::getDeviceAllocator (pytorch#138222)"""
+PATIENCE_S = 60.0
+_LOADS = "import sys, torch, ctypes; ctypes.PyDLL(sys.argv[1]).gpumon_boundary"
+
+
+class NotBuilt(Exception):
+    """There is no native reader; the message says why."""
+
+
+def find() -> tuple[Path, bool]:
+    """Where the reader for this torch is kept, and whether it is there. Raises NotBuilt if it can have none."""
+    folder, version, git_version = _torch()
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        raise NotBuilt(f"the native reader needs torch 2.9 or newer, and this is {version}")
+    if not list((folder / "lib").glob("libc10_[ch]*.so")):
+        raise NotBuilt(f"torch {version} supports only the CPU")
+    try:
+        path = native.library(version, git_version)
+        return path, path.exists() and native.is_whole(path.read_bytes())
+    except (RuntimeError, OSError) as error:
+        raise NotBuilt(f"the native reader has no place to be kept in ({error})") from error
+
+
+def compiler() -> str:
+    found = os.environ.get("CXX") or "g++"
+    if shutil.which(found) is None:
+        raise NotBuilt(f"the native reader is compiled on this machine, and {found} was not found; set CXX")
+    return found
+
+
+def build() -> Path:
+    """The reader's file, compiled in two to three seconds if it is not there. Raises NotBuilt."""
+    path, there = find()
+    if there:
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=path.parent) as private:
+            made = Path(private) / path.name
+            _compile(made)
+            made.write_bytes(native.sealed(made.read_bytes()))
+            made.chmod(0o700)
+            made.rename(path)
+    except OSError as error:
+        raise NotBuilt(f"the native reader cannot be built in {path.parent} ({error.strerror})") from error
+    except subprocess.TimeoutExpired as error:
+        raise NotBuilt(f"compiling the native reader took longer than {PATIENCE_S:.0f} s") from error
+    return path
+
+
+def _compile(target: Path) -> None:
+    """And loads it once, in a process of its own."""
+    folder, version, _ = _torch()
+    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
+    for command in (
+        [compiler(), *flags, str(native.SOURCE), "-lc10", "-o", str(target)],
+        [sys.executable, "-c", _LOADS, str(target)],
+    ):
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        if ran.returncode:
+            errors = [line.strip() for line in ran.stderr.splitlines() if "rror" in line]
+            raise NotBuilt(f"the native reader could not be compiled for torch {version} ({' '.join(errors[:1])})")
+
+
+def _torch() -> tuple[Path, str, str]:
+    """Folder, version and git version of the torch this Python would import; it is not imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise NotBuilt("this Python has no torch")
+    folder = Path(spec.origin).parent
+    try:
+        text = (folder / "version.py").read_text()
+    except OSError as error:
+        raise NotBuilt(f"this Python's torch has no version ({error})") from error
+    version, commit = (
+        re.search(rf"^{name}\b.*?=\s*'([^']+)'", text, re.MULTILINE) for name in ("__version__", "git_version")
+    )
+    return folder, version[1] if version else "", commit[1] if commit else ""
