@@ -1,233 +1,183 @@
-"""What the agent costs a training run: `python benchmarks/overhead.py [--write benchmarks/overhead.md]`.
+"""What gpumon costs a training, measured from outside: `python benchmarks/overhead.py [--rounds 5] [--write FILE]`.
 
-Without CUDA it runs on the virtual GPU: the host's work is real, kernels take no time.
-Methods, each within one process and one loop:
+Each way of running the same training is a process of its own, and all ways take turns in random order:
 
-boundary   Every boundary of a training loop is timed with caches as cold as training leaves them. About half of them,
-           at random, are timed whole; the others time a raw `torch._C._cuda_memoryStats` first and then do the work.
-           Longer steps leave colder caches, so there are three step lengths.
-step       Blocks of steps in rounds of three, in random order: the agent off (its hooks return at once), off again
-           (A/A: the machine's noise), and on. Reported is the median over the rounds of the differences within a round,
-           with its 95 % interval (bootstrap of rounds).
-growth     Resident memory over many boundaries, with the publisher running and no viewer.
+bare, bare again     without any monitor, twice (A/A): the difference is the machine's noise
+hooks                two empty hooks on the model, which take torch off its fastest path
+gpumon               `gpumon_agent.watch()`, the governor on
+gpumon, viewer       the same, followed by `gpumon attach --json`
+gpumon, all read     GPUMON_GOVERNOR=off: every phase of every step is read, owners included
+TraceML              its automatic mode, `trace_step` around each step (traceml-ai from PyPI, installed for this run)
+history              `torch.cuda.memory._record_memory_history()`
+
+Steps of 0.4 to 100 ms of linear layers; `rollout`: 300 forwards without gradients, then a step; `modules`: a thousand
+small modules. Measured per step, after a second of warming up: CPU time of the training's thread, of its process, and
+wall time. Reported is the median over the rounds of the difference to bare in the same round, with its 95 % interval
+(bootstrap of rounds). The training has the first core; its helper and the viewer have the others, or the same one with
+`--one-core`. A row is void if the A/A's interval is wider than a third of what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
-import random
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from statistics import median, quantiles
+from pathlib import Path
+from statistics import median
 from typing import Any
 
-from common import interval, options, percent, write
-from common import rounds as paired
+from common import interval, options, percent, rounds, write
 
-BLOCK = 8
-BOUNDARY_STEPS = 400
-STEPS_MS = (1.0, 3.0, 20.0)
-NOTE = """A boundary is the end of a phase, where the agent reads the allocator. A raw read is one call of
-`torch._C._cuda_memoryStats`. Off: the agent's hooks return at once; off again against off is the machine's noise.
-"from" and "to" are the 95 % interval of the median.
-"""
-ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
+BARE = ("bare", "bare again")
+WAYS = (*BARE, "hooks", "gpumon", "gpumon, viewer", "gpumon, all read", "TraceML", "history")
+LAYERS = {"0.4 ms": 12, "1 ms": 26, "4.5 ms": 120, "20 ms": 560, "100 ms": 2800}
+KINDS = (*LAYERS, "rollout", "modules")
+CLOCKS = ("thread CPU", "process CPU", "wall")
+TRACEML = "traceml-ai"
 
 
 def main() -> None:
     parser = options(__doc__, write=True)
-    parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks of the step measurement (200)")
-    parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5, help="processes per row (5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured in each process (3)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--one-core", action="store_true", help="helper and viewer on the training's core")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return measure(args)
+        return child(*args.child, args.seconds)
+    with environment("TraceML" in args.ways) as known:
+        lines = [line for kind in args.kinds for line in table(kind, args, known)]
+    write("What gpumon costs a training", "\n".join(lines), args.write)
+
+
+def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iterator[str]:
+    ways: dict[str, Callable[[], list[float]]] = {
+        way: partial(measured, way, kind, args, known) for way in dict.fromkeys((*BARE, *args.ways))
+    }
+    found = list(rounds(ways, args.rounds))
+    alone = [median(each["bare"][clock] for each in found) for clock in range(len(CLOCKS))]
+    step = ", ".join(f"{name} {value:.3f} ms" for name, value in zip(CLOCKS, alone, strict=True))
+    yield f"| {kind}: bare {step} | thread CPU, % | process CPU, % | wall, % |"
+    yield "|---|--:|--:|--:|"
+    for way in list(ways)[1:]:
+        cells = []
+        for clock in range(len(CLOCKS)):
+            middle, low, high = interval(
+                percent([each["bare"][clock] for each in found], [each[way][clock] for each in found]), median
+            )
+            cells.append(f"{middle:+.1f} ({low:+.1f} to {high:+.1f})")
+        yield f"| {way} | {' | '.join(cells)} |"
+    yield ""
+
+
+def measured(way: str, kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> list[float]:
+    """ms per step by each of `CLOCKS`, in a new process."""
+    script, arguments = [__file__], ["--child", way, kind, "--seconds", str(args.seconds)]
+    if way == "TraceML":
+        script = ["-m", "traceml_ai.launcher.cli", "run", __file__, "--mode", "summary", "--args"]
+    command = [sys.executable, *script, *arguments]
+    env = {**known, "GPUMON_GOVERNOR": "off" if way == "gpumon, all read" else "on"}
+    cores = sorted(os.sched_getaffinity(0))
+    env["OVERHEAD_CORES"] = json.dumps([cores[:1], cores[:1] if args.one_core else cores[1:] or cores])
+    with tempfile.TemporaryDirectory() as folder:
+        env["OVERHEAD_RESULT"] = str(Path(folder) / "result.json")
+        ran = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            sys.exit(f"{way}, {kind}: {ran.stderr[-2000:]}")
+        answer: list[float] = json.loads(Path(env["OVERHEAD_RESULT"]).read_text())
+    return answer
+
+
+@contextlib.contextmanager
+def environment(with_traceml: bool) -> Iterator[dict[str, str]]:
+    """A GPU's, real or virtual, with TraceML on the path."""
+    import torch
+
     from gpumon import virtual_gpu
 
-    where = "on a GPU"
-    environment = dict(os.environ)
+    virtual = not torch.cuda.is_available()
+    known = virtual_gpu.environment() if virtual else dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        if with_traceml:
+            subprocess.run(
+                [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-t", folder, TRACEML], check=True
+            )
+            known["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, known.get("PYTHONPATH"))))
+        try:
+            yield known
+        finally:
+            if virtual:
+                virtual_gpu.remove_session(known["VGPU_SESSION"])
+
+
+# ------------------------------------------------------------------------------------------------------- the training
+
+
+def child(way: str, kind: str, seconds: float) -> None:
+    own, others = json.loads(os.environ["OVERHEAD_CORES"])
+    os.sched_setaffinity(0, others)  # what the agent starts inherits it
     import torch
 
-    if not torch.cuda.is_available():
-        where = "on the virtual GPU"
-        environment = virtual_gpu.environment()
-    try:
-        table = subprocess.run(
-            [sys.executable, __file__, "--child", *sys.argv[1:]],
-            env=environment,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        ).stdout
-    finally:
-        if "VGPU_SESSION" in environment:
-            virtual_gpu.remove_session(environment["VGPU_SESSION"])
-    machine = f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs"
-    write("What the agent costs", f"{NOTE}\n{table}", args.write, machine)
+    layers = LAYERS.get(kind, 12)
+    modules = [torch.nn.Linear(64, 64) for _ in range(layers)]
+    if kind == "modules":
+        modules = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.0)) for _ in range(333)]
+    model = torch.nn.Sequential(*modules).cuda()
+    batch = torch.ones(32, 8 if kind == "modules" else 64, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    step_scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    viewer = None
+    if way == "hooks":
+        model.register_forward_pre_hook(lambda *_: None)
+        model.register_forward_hook(lambda *_: None)
+    elif way.startswith("gpumon"):
+        import gpumon_agent
 
+        gpumon_agent.watch(model, optimizer)
+        if way == "gpumon, viewer":
+            viewer = subprocess.Popen(
+                [sys.executable, "-m", "gpumon", "attach", "--json", str(os.getpid())], stdout=subprocess.DEVNULL
+            )
+    elif way == "TraceML":
+        import traceml_ai
 
-# ---------------------------------------------------------------------------------------------------------- training
+        traceml_ai.init()
+        step_scope = partial(traceml_ai.trace_step, model)
+    elif way == "history":
+        torch.cuda.memory._record_memory_history()
+    os.sched_setaffinity(0, own)
 
+    def run(for_s: float) -> list[float]:
+        steps, began = 0, [time.thread_time(), time.process_time(), time.perf_counter()]
+        while time.perf_counter() - began[2] < for_s:
+            for _ in range(8):
+                with step_scope():
+                    if kind == "rollout":
+                        with torch.no_grad():
+                            for _ in range(300):
+                                model(batch)
+                    model(batch).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                steps += 1
+        ended = [time.thread_time(), time.process_time(), time.perf_counter()]
+        return [1000 * (b - a) / steps for a, b in zip(began, ended, strict=True)]
 
-class Training:
-    """Linear layers; a step takes about `step_ms` of host time."""
-
-    def __init__(self, step_ms: float) -> None:
-        import torch
-
-        self.torch = torch
-        layers = 4
-        while True:
-            self._build(layers)
-            self.run(20)
-            took = 1000 * min(self.run(10) for _ in range(4)) / 10
-            if took > 0.9 * step_ms or layers > 2000:
-                break
-            layers = int(layers * min(4.0, max(1.1, step_ms / took)))
-        self.layers = layers
-
-    def _build(self, layers: int) -> None:
-        torch = self.torch
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(layers))).cuda()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
-        self.batch = torch.ones(32, 64, device="cuda")
-
-    def run(self, steps: int) -> float:
-        """Seconds."""
-        began = time.perf_counter()
-        for _ in range(steps):
-            self.model(self.batch).sum().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return time.perf_counter() - began
-
-
-def measure(args: argparse.Namespace) -> None:
-    for step_ms in STEPS_MS:
-        training = Training(step_ms)
-        header = f"a step of {step_ms:g} ms: {training.layers} layers, 4 boundaries"
-        table((header, "p50", "p90", "p99"), boundary(training))
-    header = f"{args.rounds} rounds of blocks of {BLOCK} steps"
-    table((header, "median", "from", "to"), share(training, args.rounds))
-    table(("resident memory, MiB", "before", "after", "growth"), growth(args.boundaries))
-
-
-def table(head: tuple[str, ...], rows: Iterator[str]) -> None:
-    print(ROW.format(*head), ROW.format("-" * 44, *["-" * 11 + ":"] * 3), *rows, "", sep="\n")
-
-
-def boundary(training: Training) -> Iterator[str]:
-    """Whole boundaries and raw reads, mixed in one loop."""
-    os.environ["GPUMON_GOVERNOR"] = "off"
-    from gpumon_agent import agent as agents
-
-    agent = agents.running("overhead")
-    agent.adopt(training.model, training.optimizer)
-    agent.governor.ledger = False
-    raw_read = agent.devices._cuda._peaks.read  # type: ignore[union-attr]
-    whole: list[int] = []
-    raw: list[int] = []
-    close = agent.phases._close
-    clock = time.perf_counter_ns
-    chance = random.Random(0)
-
-    def timed(*args: Any) -> None:
-        if chance.random() < 0.5:
-            began = clock()
-            close(*args)
-            whole.append(clock() - began)
-        else:
-            began = clock()
-            raw_read(0)
-            raw.append(clock() - began)
-            close(*args)
-
-    training.run(20)
-    agent.phases._close = timed  # type: ignore[method-assign]
-    training.run(BOUNDARY_STEPS)
-    agent.phases._close = close  # type: ignore[method-assign]
-    agents.stop()
-    yield _row("one raw read of the allocator, µs", raw)
-    yield _row("a boundary, raw read included, µs", whole)
-    own = median(whole) - median(raw)
-    yield ROW.format("the agent's own work, µs", f"{own / 1e3:.1f}", "", "")
-    yield ROW.format("a boundary ÷ a raw read", f"{median(whole) / median(raw):.2f}", "", "")
-
-
-def share(training: Training, rounds: int) -> Iterator[str]:
-    """Relative difference within a round: off/off and off/on, with the governor on."""
-    os.environ.pop("GPUMON_GOVERNOR", None)
-    from gpumon_agent import agent as agents
-
-    agent = agents.running("overhead")
-    agent.adopt(training.model, training.optimizer)
-    training.run(300)  # past the governor's first decisions
-    kinds = ["off", "off again", "on"]
-
-    def block(kind: str) -> tuple[float, float]:
-        agent.hooks.fires = kind == "on"
-        # the governor must not count the blocks that are off as part of the step
-        agent.phases._step_opened_ns = time.monotonic_ns()
-        training.run(1)
-        cpu = time.thread_time()
-        wall = training.run(BLOCK)
-        return 1000 * wall / BLOCK, 1000 * (time.thread_time() - cpu) / BLOCK
-
-    found = list(paired({kind: partial(block, kind) for kind in kinds}, rounds))
-    measured = {kind: [each[kind] for each in found] for kind in kinds}
-    agent.hooks.fires = True
-    every = agent.governor.read_every, agent.governor.ledger_every
-    agents.stop()
-    for clock, name in enumerate(("wall", "CPU of the thread")):
-        for kind in kinds[1:]:
-            values = percent(*([each[clock] for each in measured[way]] for way in ("off", kind)))
-            yield ROW.format(f"{kind} against off: {name}, %", *(f"{value:+.2f}" for value in interval(values, median)))
-        alone = [each[clock] for each in measured["off"]]
-        yield ROW.format(f"a step, off: {name}, ms", *(f"{value:.2f}" for value in interval(alone, median)))
-    yield ROW.format("steps between reads: allocator, owners", *map(str, every), "")
-
-
-def growth(boundaries: int) -> Iterator[str]:
-    """Boundaries as fast as possible, long after queue and history are full."""
-    os.environ["GPUMON_GOVERNOR"] = "off"
-    import torch
-
-    from gpumon_agent import agent as agents
-    from gpumon_agent.allocator.cpu import resident_bytes
-
-    model = torch.nn.Linear(8, 8).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    agent = agents.running("overhead")
-    agent.adopt(model, optimizer)
-    agent.governor.ledger = False
-    phases = agent.phases
-
-    def steps(count: int) -> int:
-        for _ in range(count):
-            phases.forward_begins(1, gradients=True, trains=True, inputs=lambda: (8, [(2, 4)]))
-            phases.forward_ends(1, gradients=True, aborted=False)
-            phases.engine_begins()
-            phases.engine_ends(aborted=False)
-            phases.optimizer_begins(optimizer)
-            phases.optimizer_ends(optimizer, in_engine=False)
-        time.sleep(0.2)
-        return resident_bytes() or 0
-
-    before = steps(boundaries // 40)
-    after = steps(boundaries // 4)
-    dropped = agent.recorder.dropped
-    agents.stop()
-    mib = [f"{value / 2**20:.1f}" for value in (before, after, after - before)]
-    yield ROW.format(f"{boundaries:,} boundaries ({dropped} events dropped)", *mib)
-
-
-def _row(name: str, values: list[int]) -> str:
-    cuts = quantiles(values, n=100)
-    return ROW.format(name, *(f"{cuts[p - 1] / 1e3:.1f}" for p in (50, 90, 99)))
+    run(1.0)
+    Path(os.environ["OVERHEAD_RESULT"]).write_text(json.dumps(run(seconds)))
+    if viewer is not None:
+        viewer.terminate()
+        viewer.wait()
 
 
 if __name__ == "__main__":

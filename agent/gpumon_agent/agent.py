@@ -120,6 +120,7 @@ class Agent:
         self._wire_hooks()
         self.transport = self._make_transport()
         self._flush_ring = self.guard.protect("transport", self.transport.flush)
+        self._tell_status = self.guard.protect("transport", self.transport.tell)
         self._exit_reason = exit_reason.ExitReason(self.leave)
         self.guard.listen(self.notice)
         if publish:
@@ -190,6 +191,7 @@ class Agent:
             carry_out=self._carry_out,
             on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
             flush=self._flush,
+            tell=self._tell,
         )
 
     def _wire_hooks(self) -> None:
@@ -237,6 +239,9 @@ class Agent:
 
     def _flush(self) -> None:
         self._flush_ring()
+
+    def _tell(self) -> None:
+        self._tell_status()
 
     def _read_devices(self) -> list[tuple[str, int]]:
         return [(where.type, index) for _, index, where in self.phases.readers or ()]

@@ -123,6 +123,21 @@ def test_a_long_description_goes_out_in_pieces_and_whole(trainer: Trainer) -> No
     assert count == 20_000
 
 
+def test_short_phases_are_sent_together_and_the_newest_is_known_at_once(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.tell("steps 1")
+
+    def known(microseconds: int) -> list[int]:
+        """Of the short phases, which a viewer has when it knows that the training is in that one."""
+        trainer.tell(f"opens {microseconds}")
+        heard = trainer.heard(lambda e: isinstance(e, wire.Heartbeat) and e.phase == f"phase {microseconds}")
+        return [event.index for event in heard if isinstance(event, wire.Phase) and event.phase == "short"]
+
+    assert known(300) == []
+    assert known(900) == []
+    assert known(1100) == [300, 900, 1100]
+
+
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:
     trainer.start()
     assert trainer.ask(wire.CENSUS).accepted

@@ -26,13 +26,14 @@ class Trains:
         self.modules = modules
         self.step = 0
         self.taken: list[str] = []
+        self.opened: tuple[str, int] | None = None
         self.descriptor = endpoint.describe("train.py", unix_ns=time.time_ns())
         self.transport = Transport(
             self.recorder.drain,
             self.picture,
             lambda: messages.State((0,)),
             self.descriptor,
-            now=lambda: (self.step, "forward", time.monotonic_ns()),
+            now=lambda: (self.step, *(self.opened or ("forward", time.monotonic_ns()))),
             counters=lambda: (1, 0, False, None),
             take=lambda request: self.taken.append(request.what),
         )
@@ -61,6 +62,14 @@ class Trains:
             self.transport.flush()
             self.step += 1
         return self.step
+
+    def opens(self, microseconds: int) -> int:
+        """A phase ends and another one opens that long after the last flush; the time of that."""
+        flushed = self.transport._flushed_ns
+        self.opened = (f"phase {microseconds}", flushed + 1000 * microseconds)
+        self.recorder.append(wire.Phase(self.step, "short", microseconds, 0, self.opened[1], 1, GIB))
+        self.transport.tell()
+        return flushed
 
     def until_restarted(self) -> int:
         """Trains on until another helper answers; its pid, or 0 where there will be none."""

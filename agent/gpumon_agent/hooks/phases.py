@@ -125,6 +125,7 @@ class Phases:
         carry_out: Callable[[], object] = int,
         on_batch: Callable[..., object] | None = None,
         flush: Callable[[], object] = int,
+        tell: Callable[[], object] = int,
     ) -> None:
         self.step = 0
         self.request_waits = False  # a viewer's request waits for the next boundary
@@ -138,7 +139,8 @@ class Phases:
         self._step_closes = step_closes  # called for a sampled step, before its Step is recorded
         self._step_closed = step_closed  # called for each step, with the readings since its last batch
         self._carry_out = carry_out
-        self._flush = flush  # sends the recorded events
+        self._flush = flush  # sends the recorded events, at the end of a step
+        self._tell = tell  # the same within a step, where short phases are sent together
         self._on_batch = on_batch  # called with step, index of the batch, shapes, bytes, `_stands()`
         self._owner = get_ident()
         self._thread = _Thread()
@@ -223,11 +225,11 @@ class Phases:
                 thread.unsure.called = called()
         if not self._names:
             self._usual = self._is_usual()
-            self._close(BETWEEN if self._loaded else LOAD, thread.label)
+            self._close(BETWEEN if self._loaded else LOAD, thread.label, tells=False)
             if gradients and (trains or self._tunes) and self._on_batch is not None:
                 self._on_batch(self.step, self._batches, shapes, count, self._allocated_now())
                 self._batches += 1
-                self._flush()
+            self._closed()
         self._loaded = True
 
     def _takes(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -515,7 +517,7 @@ class Phases:
             return False
         return not (self._flags or self._overlap_left or self.aborted)
 
-    def _close(self, label: str, following: str, flags: int = 0) -> None:
+    def _close(self, label: str, following: str, flags: int = 0, *, tells: bool = True) -> None:
         """Inlined, with a short path for the usual case: training evicts our data from the caches, so each object
         accessed costs 1 µs."""
         now = monotonic_ns()
@@ -535,7 +537,11 @@ class Phases:
             self._recorder.now = (step, following, now)
         else:
             self._close_any(label, following, flags, now)
-        self._flush()
+        if tells:
+            self._closed()
+
+    def _closed(self) -> None:
+        self._tell()
         if self.request_waits:
             self.request_waits = False
             self._carry_out()

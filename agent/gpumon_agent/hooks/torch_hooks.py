@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import sys
 import weakref
 from collections import OrderedDict
@@ -514,7 +513,14 @@ def _loads_state() -> bool:
 
 def _is_below(code: CodeType) -> bool:
     """Whether a function with this code is among the innermost `_DEPTH` frames."""
-    return any(frame.f_code is code for frame in itertools.islice(_stack(), _DEPTH))
+    frame = sys._getframe(1)
+    for _ in range(_DEPTH):
+        if frame.f_code is code:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _stack() -> Iterator[Any]:

@@ -45,6 +45,7 @@ MiB.
 RESTARTS_MAX = 3
 _SILENT_NS = 3_000_000_000  # of the helper, which writes every second: then we check that it is alive
 _PUMP_NS, _PUMP_MAX_NS = 200_000, 5_000_000  # per boundary, for encoding long messages
+_TOGETHER_NS = 1_000_000
 _PUMP_SHARE = 50  # 1/50 of the time since the last boundary
 _VIEWER_AWAITED_S = 30.0  # if GPUMON_AWAIT_VIEWER is 1: a dry run may end before a viewer can attach
 _LAST_WORDS_S = 0.04
@@ -88,6 +89,7 @@ class Transport:
         self._answer = messages.FromHelper()
         self._request = self._line = 0  # the newest handled
         self._looked_ns = self._flushed_ns = 0
+        self._counted = (0, 0, 0, False, 0)  # the counters of the status, as last flushed
         self._picture_due = False  # a new helper needs all of it
         self._unwatched = False  # there is and will be no helper
         self._busy = False  # meanwhile calls by other threads or signal handlers do nothing
@@ -205,6 +207,18 @@ class Transport:
         finally:
             self._busy = False
 
+    @one_thread_at_a_time
+    def tell(self) -> None:
+        """At each boundary: what the training does now. Short phases are sent together, so that a kill loses a
+        millisecond of them at most."""
+        if self._busy:
+            return
+        step, phase, since = self._now()
+        if since - self._flushed_ns > _TOGETHER_NS:
+            self.flush()
+        elif self._memory is not None:
+            self._status.write(step, phase, since, *self._counted)
+
     def _flush(self) -> None:
         events, long = self._events, self._long
         assert events is not None
@@ -219,8 +233,8 @@ class Transport:
                 self.unsent += 1
         step, phase, since = self._now()
         rate, cost_ns, cuda, pinned = self._counters()
-        known = 0 if pinned is None else pinned + 1
-        self._status.write(step, phase, since, rate, cost_ns, self._request, cuda, known)
+        self._counted = rate, cost_ns, self._request, cuda, 0 if pinned is None else pinned + 1
+        self._status.write(step, phase, since, *self._counted)
         if self._waiting or long.waiting_bytes:
             self._pump(ThreadClock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
         self._flushed_ns = since
