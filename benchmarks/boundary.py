@@ -1,14 +1,10 @@
-"""What the agent costs a training run: `python benchmarks/overhead.py [--write benchmarks/overhead.md]`.
+"""What one boundary between phases costs: `python benchmarks/boundary.py [--write benchmarks/boundary.md]`.
 
 Without CUDA it runs on the virtual GPU: the host's work is real, kernels take no time.
-Methods, each within one process and one loop:
 
 boundary   Every boundary of a training loop is timed with caches as cold as training leaves them. About half of them,
-           at random, are timed whole; the others time a raw `torch._C._cuda_memoryStats` first and then do the work.
+           at random, are timed whole; the others time one `torch._C._cuda_memoryStats` first and then do the work.
            Longer steps leave colder caches, so there are three step lengths.
-step       Blocks of steps in rounds of three, in random order: the agent off (its hooks return at once), off again
-           (A/A: the machine's noise), and on. Reported is the median over the rounds of the differences within a round,
-           with its 95 % interval (bootstrap of rounds).
 growth     Resident memory over many boundaries, with the publisher running and no viewer.
 """
 
@@ -21,26 +17,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
-from common import interval, options, percent, write
-from common import rounds as paired
+from common import options, write
 
-BLOCK = 8
 BOUNDARY_STEPS = 400
 STEPS_MS = (1.0, 3.0, 20.0)
-NOTE = """A boundary is the end of a phase, where the agent reads the allocator. A raw read is one call of
-`torch._C._cuda_memoryStats`. Off: the agent's hooks return at once; off again against off is the machine's noise.
-"from" and "to" are the 95 % interval of the median.
+NOTE = """A boundary is the end of a phase, where the agent reads the allocator, natively if the native reader is built.
+PyTorch's own reader is one call of `torch._C._cuda_memoryStats`, in the same loop.
 """
 ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
 
 
 def main() -> None:
     parser = options(__doc__, write=True)
-    parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks of the step measurement (200)")
     parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -67,7 +58,7 @@ def main() -> None:
         if "VGPU_SESSION" in environment:
             virtual_gpu.remove_session(environment["VGPU_SESSION"])
     machine = f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs"
-    write("What the agent costs", f"{NOTE}\n{table}", args.write, machine)
+    write("What a boundary costs", f"{NOTE}\n{table}", args.write, machine)
 
 
 # ---------------------------------------------------------------------------------------------------------- training
@@ -111,8 +102,6 @@ def measure(args: argparse.Namespace) -> None:
         training = Training(step_ms)
         header = f"a step of {step_ms:g} ms: {training.layers} layers, 4 boundaries"
         table((header, "p50", "p90", "p99"), boundary(training))
-    header = f"{args.rounds} rounds of blocks of {BLOCK} steps"
-    table((header, "median", "from", "to"), share(training, args.rounds))
     table(("resident memory, MiB", "before", "after", "growth"), growth(args.boundaries))
 
 
@@ -129,6 +118,7 @@ def boundary(training: Training) -> Iterator[str]:
     agent.adopt(training.model, training.optimizer)
     agent.governor.ledger = False
     raw_read = agent.devices._cuda._peaks.read  # type: ignore[union-attr]
+    reader = "native" if agent.devices.native else "PyTorch's"
     whole: list[int] = []
     raw: list[int] = []
     close = agent.phases._close
@@ -147,48 +137,13 @@ def boundary(training: Training) -> Iterator[str]:
             close(*args)
 
     training.run(20)
-    agent.phases._close = timed  # type: ignore[method-assign]
+    agent.phases._close = timed  # type: ignore[method-assign, assignment]
     training.run(BOUNDARY_STEPS)
     agent.phases._close = close  # type: ignore[method-assign]
     agents.stop()
-    yield _row("one raw read of the allocator, µs", raw)
-    yield _row("a boundary, raw read included, µs", whole)
-    own = median(whole) - median(raw)
-    yield ROW.format("the agent's own work, µs", f"{own / 1e3:.1f}", "", "")
-    yield ROW.format("a boundary ÷ a raw read", f"{median(whole) / median(raw):.2f}", "", "")
-
-
-def share(training: Training, rounds: int) -> Iterator[str]:
-    """Relative difference within a round: off/off and off/on, with the governor on."""
-    os.environ.pop("GPUMON_GOVERNOR", None)
-    from gpumon_agent import agent as agents
-
-    agent = agents.running("overhead")
-    agent.adopt(training.model, training.optimizer)
-    training.run(300)  # past the governor's first decisions
-    kinds = ["off", "off again", "on"]
-
-    def block(kind: str) -> tuple[float, float]:
-        agent.hooks.fires = kind == "on"
-        # the governor must not count the blocks that are off as part of the step
-        agent.phases._step_opened_ns = time.monotonic_ns()
-        training.run(1)
-        cpu = time.thread_time()
-        wall = training.run(BLOCK)
-        return 1000 * wall / BLOCK, 1000 * (time.thread_time() - cpu) / BLOCK
-
-    found = list(paired({kind: partial(block, kind) for kind in kinds}, rounds))
-    measured = {kind: [each[kind] for each in found] for kind in kinds}
-    agent.hooks.fires = True
-    every = agent.governor.read_every, agent.governor.ledger_every
-    agents.stop()
-    for clock, name in enumerate(("wall", "CPU of the thread")):
-        for kind in kinds[1:]:
-            values = percent(*([each[clock] for each in measured[way]] for way in ("off", kind)))
-            yield ROW.format(f"{kind} against off: {name}, %", *(f"{value:+.2f}" for value in interval(values, median)))
-        alone = [each[clock] for each in measured["off"]]
-        yield ROW.format(f"a step, off: {name}, ms", *(f"{value:.2f}" for value in interval(alone, median)))
-    yield ROW.format("steps between reads: allocator, owners", *map(str, every), "")
+    yield _row("PyTorch's own reader, µs", raw)
+    yield _row(f"a boundary, read by the {reader} reader, µs", whole)
+    yield ROW.format("a boundary ÷ PyTorch's own reader", f"{median(whole) / median(raw):.2f}", "", "")
 
 
 def growth(boundaries: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -30,9 +31,9 @@ class Scarce(Governor):
 
 
 class Training:
-    """What a training's events become. `long`: each window closes the long way."""
+    """What a training's events become. `long`: each window closes the long way. `warns`: each batch may not fit."""
 
-    def __init__(self, devices: int, *, long: bool) -> None:
+    def __init__(self, devices: int, *, long: bool, warns: bool = False) -> None:
         self.recorder = Recorder()
         self.governor = Scarce()
         self.governor.ledger = False
@@ -47,7 +48,9 @@ class Training:
             step_closed=lambda step, reads: self.told.append((step, list(reads))),
             opened_ns=0,
             carry_out=lambda: self.told.append("carried out"),
-            on_batch=lambda *batch: self.told.append(batch),
+            on_batch=lambda *batch: self.told.append(batch) or warns,
+            flush=lambda: self.told.append("sent"),
+            tell=lambda: self.told.append("sent unless just sent"),
         )
         self.careful = 0
         close_any = self.phases._close_any
@@ -145,6 +148,14 @@ def test_both_ways_tell_the_same(moves: list[Callable[[Phases], None]], devices:
         assert short.recorder.now[:2] == long.recorder.now[:2]
     assert short.events() == long.events()
     assert short.told == long.told
+
+
+@pytest.mark.parametrize("warns", [False, True])
+def test_a_batch_that_may_not_fit_is_sent_before_its_forward_runs(warns: bool) -> None:
+    training = Training(1, long=False, warns=warns)
+    training.phases.forward_begins(ROOT, gradients=True, trains=True, inputs=lambda: (8, [(2, 4)]))
+    _, *sent = training.told
+    assert sent == ["sent"] * warns + ["sent unless just sent"]
 
 
 def test_most_windows_of_a_plain_training_close_the_short_way() -> None:

@@ -127,15 +127,15 @@ def test_short_phases_are_sent_together_and_the_newest_is_known_at_once(trainer:
     trainer.start()
     trainer.tell("steps 1")
 
-    def known(microseconds: int) -> list[int]:
+    def known(ms: int) -> list[int]:
         """Of the short phases, which a viewer has when it knows that the training is in that one."""
-        trainer.tell(f"opens {microseconds}")
-        heard = trainer.heard(lambda e: isinstance(e, wire.Heartbeat) and e.phase == f"phase {microseconds}")
+        trainer.tell(f"opens {ms}")
+        heard = trainer.heard(lambda e: isinstance(e, wire.Heartbeat) and e.phase == f"phase {ms}")
         return [event.index for event in heard if isinstance(event, wire.Phase) and event.phase == "short"]
 
-    assert known(300) == []
-    assert known(900) == []
-    assert known(1100) == [300, 900, 1100]
+    assert known(3) == []
+    assert known(9) == []
+    assert known(11) == [3, 9, 11]
 
 
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:

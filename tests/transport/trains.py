@@ -63,11 +63,11 @@ class Trains:
             self.step += 1
         return self.step
 
-    def opens(self, microseconds: int) -> int:
+    def opens(self, ms: int) -> int:
         """A phase ends and another one opens that long after the last flush; the time of that."""
         flushed = self.transport._flushed_ns
-        self.opened = (f"phase {microseconds}", flushed + 1000 * microseconds)
-        self.recorder.append(wire.Phase(self.step, "short", microseconds, 0, self.opened[1], 1, GIB))
+        self.opened = (f"phase {ms}", flushed + 1_000_000 * ms)
+        self.recorder.append(wire.Phase(self.step, "short", ms, 0, self.opened[1], 1, GIB))
         self.transport.tell()
         return flushed
 

@@ -141,7 +141,7 @@ class Phases:
         self._carry_out = carry_out
         self._flush = flush  # sends the recorded events, at the end of a step
         self._tell = tell  # the same within a step, where short phases are sent together
-        self._on_batch = on_batch  # called with step, index of the batch, shapes, bytes, `_stands()`
+        self._on_batch = on_batch  # Outlooks.batch
         self._owner = get_ident()
         self._thread = _Thread()
         self._threads = {self._owner: self._thread}
@@ -227,7 +227,8 @@ class Phases:
             self._usual = self._is_usual()
             self._close(BETWEEN if self._loaded else LOAD, thread.label, tells=False)
             if gradients and (trains or self._tunes) and self._on_batch is not None:
-                self._on_batch(self.step, self._batches, shapes, count, self._allocated_now())
+                if self._on_batch(self.step, self._batches, shapes, count, self._allocated_now()):
+                    self._flush()
                 self._batches += 1
             self._closed()
         self._loaded = True

@@ -20,7 +20,7 @@ from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.shape_regression import Features, Shapes, features
 from gpumon_agent.shape_model.verdict import Fragments, verdict
 from gpumon_agent.units import torch_size
-from gpumon_agent.wire import BETWEEN, OOM_AHEAD
+from gpumon_agent.wire import BETWEEN, OOM_AHEAD, TIGHT
 
 VARIABLE = "GPUMON_OUTLOOK"
 Fields = list[Any]
@@ -94,17 +94,21 @@ class Outlooks:
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
-    ) -> None:
-        """Predicts the `index`-th batch of `step`. `now`: device, allocated, highest peak of the step so far."""
+    ) -> bool:
+        """Predicts the `index`-th batch of `step`. `now`: device, allocated, highest peak of the step so far.
+
+        Whether an outlook warns: viewers should have it before this forward has run.
+        """
         self._groups.append((step, shapes))
         devices = self._devices
+        warns = False
         if not devices:
-            return
+            return warns
         if self._newest[0] != shapes:
             self._newest = shapes, features(shapes), tuple(map(len, shapes))
         _, batch, ranks = self._newest
         if batch is None:
-            return
+            return warns
         kind = index > 0, ranks
         for device, allocated, so_far in now:
             known = devices.get(device)
@@ -137,10 +141,12 @@ class Outlooks:
                 tuple(shapes[:wire.SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
+            warns = warns or word in (OOM_AHEAD, TIGHT)
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
             if self._prints and word == OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
+        return warns
 
     def tell(self) -> None:
         """Calls the user's functions with the newest outlook. Their exceptions pass through."""
