@@ -123,19 +123,22 @@ def test_a_long_description_goes_out_in_pieces_and_whole(trainer: Trainer) -> No
     assert count == 20_000
 
 
-def test_short_phases_are_sent_together_and_the_newest_is_known_at_once(trainer: Trainer) -> None:
+@pytest.mark.parametrize(("opened", "kept"), [([3, 9], []), ([3, 11], [3, 11])])
+def test_a_kill_loses_the_phases_of_ten_milliseconds_and_not_which_one_was_running(
+    trainer: Trainer, opened: list[int], kept: list[int]
+) -> None:
     trainer.start()
     trainer.tell("steps 1")
-
-    def known(ms: int) -> list[int]:
-        """Of the short phases, which a viewer has when it knows that the training is in that one."""
+    for ms in opened:
         trainer.tell(f"opens {ms}")
-        heard = trainer.heard(lambda e: isinstance(e, wire.Heartbeat) and e.phase == f"phase {ms}")
-        return [event.index for event in heard if isinstance(event, wire.Phase) and event.phase == "short"]
 
-    assert known(3) == []
-    assert known(9) == []
-    assert known(11) == [3, 9, 11]
+    def ends(event: wire.Event) -> bool:
+        if isinstance(event, wire.Heartbeat) and event.phase == f"phase {opened[-1]}":
+            trainer.process.kill()
+        return isinstance(event, wire.Goodbye)
+
+    heard = trainer.heard(ends)
+    assert [event.index for event in heard if isinstance(event, wire.Phase) and event.phase == "short"] == kept
 
 
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:
