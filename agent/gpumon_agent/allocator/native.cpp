@@ -5,10 +5,16 @@
 #include <algorithm>
 #include <cstdint>
 
-using c10::CachingAllocator::StatArray;
-using c10::CachingDeviceAllocator::DeviceStats;
-
 enum { RESET = 1, CHECK = 2 };                            // what to do after reading
+// Not every torch counts private pools apart.
+template <typename Stats>
+static bool has_private_pools(const Stats& stats) {
+  if constexpr (requires { stats.reserved_bytes_by_private_pools; })
+    return !stats.reserved_bytes_by_private_pools.empty();
+  else
+    return false;
+}
+
 enum { FAILED = -1, READ = 0, DISTURBED = 1, POOLS = 2 };  // what is returned
 
 // figures: 10 numbers, the first fields of gpumon_agent.allocator.Reading, in bytes or counts, in its order.
@@ -20,14 +26,14 @@ extern "C" int gpumon_boundary(int device, int64_t* figures, int64_t* peaks, int
   try {
     const auto index = static_cast<c10::DeviceIndex>(device);
     auto* allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);
-    const DeviceStats stats = allocator->getDeviceStats(index);
-    if (!stats.reserved_bytes_by_private_pools.empty()) return POOLS;
+    const auto stats = allocator->getDeviceStats(index);
+    if (has_private_pools(stats)) return POOLS;
 
-    const StatArray* counters[] = {
+    const decltype(stats.allocation)* counters[] = {
         &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes,
         &stats.requested_bytes, &stats.allocation,     &stats.segment,      &stats.active,
         &stats.inactive_split};
-    for (const StatArray* counter : counters)
+    for (const auto* counter : counters)
       for (const auto& pool : *counter) {  // all, small, large
         *peaks = std::max(*peaks, pool.peak);
         ++peaks;
