@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
-COLLECTED_AFTER = (50_000, 5, 5)
-"""gc thresholds for the screen: most objects are kept steps, so frequent collections find no garbage."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,7 +128,6 @@ def run(app: MonitorApp) -> int:
     """Runs the app; prints its failure after the screen is closed. Returns the exit code."""
     gc.enable()
     gc.freeze()  # imported modules stay
-    gc.set_threshold(*COLLECTED_AFTER)
     code = app.run()
     if app.failure is not None:
         say(f"Error: {sentence(app.failure)}", err=True)
