@@ -1,7 +1,7 @@
 """Finds batches whose size makes the peak.
 
 Model. Input bytes of the root's forward and the peak of the same step, over the newest `WINDOW` steps. A batch is an
-outlier if it has `SIZE_FACTOR` times the 95 % quantile of the sizes, and its step `PEAK_FACTOR` times that of the
+outlier if it has `SIZE_FACTOR` times the `USUAL` quantile of the sizes, and its step `PEAK_FACTOR` times that of the
 peaks. Cutting it to a quantile is assumed to lower its peak to the highest one within the quantile.
 Cost. Each step is put into the sorted window; for a candidate the window's peaks are sorted too.
 Known limitations. Sizes are bytes: batches with equal bytes and different lengths are not distinguished.
@@ -20,7 +20,8 @@ WINDOW = 512
 LEAST_STEPS = 10
 SIZE_FACTOR = 1.5
 PEAK_FACTOR = 1.25
-CUTS = (0.99, 0.95, 0.90)
+USUAL = 0.95
+CUTS = (0.99, USUAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Batches:
         if not size or step.step < SETTLING_STEPS:
             return
         known, sizes = self._known, self._sizes
-        if len(known) >= LEAST_STEPS and size >= SIZE_FACTOR * _at(sizes, 0.95):
+        if len(known) >= LEAST_STEPS and size >= SIZE_FACTOR * _at(sizes, USUAL):
             self._judge(step, size)
         if len(known) == WINDOW:
             del sizes[bisect_left(sizes, known.popleft()[0])]
@@ -62,12 +63,10 @@ class Batches:
 
     def _judge(self, step: StepPeaks, size: int) -> None:
         sizes = self._sizes
-        if step.peak < PEAK_FACTOR * _at(sorted([peak for _, peak in self._known]), 0.95):
+        if step.peak < PEAK_FACTOR * _at(sorted([peak for _, peak in self._known]), USUAL):
             return
-        for cut in CUTS:
-            limit = _at(sizes, cut)
-            if SIZE_FACTOR * limit <= size:
-                break
+        cut = next(cut for cut in CUTS if SIZE_FACTOR * _at(sizes, cut) <= size)
+        limit = _at(sizes, cut)
         within = max(peak for each, peak in self._known if each <= limit)
         smaller = sum(each < size for each in sizes) / (len(sizes) + 1)
         usual = _at(sizes, 0.5)

@@ -45,9 +45,6 @@ WAITING_STEPS = 64
 ROOM_SHARE = 0.25
 """A rank has room if its headroom exceeds this share of the forecast's upper end."""
 
-WHATIF_FROM, WHATIF_STEPS = 8, 32
-"""The step from which what-if is answered, and the number of steps it uses."""
-
 
 class Reporter:
     def __init__(self) -> None:
@@ -338,16 +335,14 @@ def _at_most(forecast: Forecast, most: int | None) -> Forecast:
 def _whatif(rank: RankFrame, device_state: DeviceState, report: DeviceReport) -> tuple[ChangeResult, ...]:
     """Answers for the usual changes at the newest step. Computed only when displayed: it takes a millisecond."""
     newest = rank.steps[-1].step if rank.steps else 0
-    if newest < WHATIF_FROM or device_state.newest is None:
-        return ()
-    if newest != device_state.asked_at:
+    if newest != device_state.asked_at and device_state.newest is not None:
         from gpumon.analysis.changes import SHORT
-        from gpumon.analysis.whatif import answer
+        from gpumon.analysis.whatif import SETTLED, answer
 
+        if newest < SETTLED:  # without the optimizer's state
+            return ()
         device_state.asked_at = newest
-        device_state.whatif = tuple(
-            answer(rank, report, device_state.forecaster.shape_model, SHORT, steps=WHATIF_STEPS)
-        )
+        device_state.whatif = tuple(answer(rank, report, device_state.forecaster.shape_model, SHORT))
     return device_state.whatif
 
 

@@ -74,22 +74,18 @@ class Parts:
 
 
 def answer(
-    rank: RankFrame,
-    report: DeviceReport,
-    shape_model: ShapeModel,
-    changes: Sequence[Change] = USUAL,
-    steps: int = STEPS,
+    rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, changes: Sequence[Change] = USUAL
 ) -> list[ChangeResult]:
-    """One answer per change, from the highest of the newest `steps` steps."""
-    figures = _highest(rank, report.device, steps)
+    """One answer per change, from the highest of the newest `STEPS` steps."""
+    figures = _highest(rank, report.device)
     if figures is None:
         return [ChangeResult(change, why_not="no step was read yet") for change in changes]
     return [_answer(rank, report, shape_model, figures, change) for change in changes]
 
 
-def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
+def _highest(rank: RankFrame, device: int) -> StepPeaks | None:
     """Of the newest steps, the one with the highest peak: it decides if batches differ."""
-    found = [figures for record in rank.steps[-steps:] if (figures := step_peaks(record, device)) is not None]
+    found = [figures for record in rank.steps[-STEPS:] if (figures := step_peaks(record, device)) is not None]
     settled = [figures for figures in found if figures.step >= SETTLED] or found
     return max(settled, key=lambda figures: figures.peak, default=None)
 

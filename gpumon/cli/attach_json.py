@@ -23,7 +23,6 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
-_WAITING_MAX = 1024  # messages read but not yet processed
 _LINES_WAITING_MAX = 50_000  # objects for a slow reader; beyond it the agents are not read either
 _ONCE = ("hello", "model", "answer", "finding", "oom", "step", "goodbye")
 
@@ -266,9 +265,8 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     first: list[wire.Received] = []  # that reading: it goes before the first step
 
     async def pass_on(received: wire.Received) -> None:
-        while waiting.qsize() >= _WAITING_MAX:
-            await asyncio.sleep(0.01)
         waiting.put_nowait(received)
+        await waiting.join()  # until it is processed: the link holds what comes meanwhile, up to its own limit
 
     async def listen() -> None:
         async with contextlib.aclosing(link.subscribe(targets)) as stream:
@@ -300,6 +298,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
             while first and (received.seq >= 0 or isinstance(received.event, wire.Host)):
                 yield first.pop()
             yield received
+            waiting.task_done()
         await listening
     finally:
         for task in (listening, looking):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpumon.analysis.device_budget import available
 from gpumon.session.frame import Frame, RankFrame
-from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CHANGED_BYTES = 1 << 20
 AGAIN_NS = 10_000_000_000  # repeated, since a busy agent may have missed it
-_STEPS = 32  # enough to match a reading with a step
 WANTED_NS = 20_000_000_000  # for so long after a rank is first seen; later one reading per second is enough
 
 
@@ -30,7 +29,7 @@ class BudgetSender:
 
     def __init__(self, known: Iterable[Descriptor] = ()) -> None:
         self._known = tuple(known)
-        self._store = SessionStore(StoreLimits(steps=_STEPS, host_samples=8))
+        self._store = SessionStore()
         self._sent: dict[tuple[str, int], tuple[int, int]] = {}  # budget, and when it was sent
         self._open = False  # a new reading awaits the next step
         self._looked_at = 0  # newest reading already processed

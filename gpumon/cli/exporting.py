@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from gpumon import link
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 ENDED_KEPT_S = 300.0
 """How long an ended job is kept, so that its last state is scraped; slower scrapers miss it."""
-JOBS_MAX = 256
 ONCE_PATIENCE_S = 5.0
 
 
@@ -99,9 +99,9 @@ class Exporter:
             pids = {descriptor.pid for descriptor in found.descriptors}
             live = (each for each in self._followed.values() if each.ended is None and each.pids & pids)
             known = self._followed.get(key) or next(live, None)
-            if known is None and len(self._followed) < JOBS_MAX:
+            if known is None:
                 known = self._followed[key] = self._new(found)
-            if known is not None and (known.task is None or known.task.done()):
+            if known.task is None or known.task.done():
                 known.ended = None
                 known.pids |= {descriptor.pid for descriptor in found.descriptors}
                 known.task = asyncio.create_task(self._follow(known, found))
@@ -112,7 +112,7 @@ class Exporter:
             if each.name == found.name and each.ended is not None:
                 del self._followed[key]
         taken = {each.run for each in self._followed.values() if each.name == found.name}
-        run = next(str(number) for number in range(JOBS_MAX + 1) if str(number) not in taken)
+        run = next(number for number in map(str, count()) if number not in taken)
         return _Followed(found.name, run, SessionStore(), time.monotonic())
 
     async def _follow(self, job: _Followed, found: DiscoveredJob) -> None:

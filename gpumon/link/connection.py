@@ -44,8 +44,6 @@ class Owner(Protocol):
     def backlog(self) -> int: ...
     @property
     def answer_s(self) -> float: ...
-    @property
-    def sweeps(self) -> bool: ...
     def put(self, heard: Sequence[Incoming]) -> None: ...
     def wake(self) -> None: ...
     def know(self, hello: wire.Hello) -> None: ...
@@ -65,7 +63,6 @@ class Connection:
         self._breaks = 0  # connections in a row that broke without a frame
         self._channel: Channel | None = None
         self._full = False  # nothing is read until the backlog is taken
-        self._swept = False
         self._connect()
 
     def close(self) -> None:
@@ -82,14 +79,9 @@ class Connection:
         self._owner.channels.add(channel)
         channel.subscribe_live()
         self._ask(self._connected)
-        self._await_frames(channel)
+        self._owner.loop.add_reader(channel.socket.fileno(), self._read)
         self._owner.loop.add_reader(channel.monitor.fileno(), self._watch)
         self._owner.loop.call_soon(self._watch)  # a first read, without which ZeroMQ signals nothing
-
-    def _await_frames(self, channel: Channel) -> None:
-        self._swept = self._owner.sweeps
-        if not self._swept:
-            self._owner.loop.add_reader(channel.socket.fileno(), self._read)
 
     def _ask(self, now: float) -> None:
         assert self._channel is not None
@@ -98,11 +90,6 @@ class Connection:
         self._channel.ask(wire.SNAPSHOT)
         self.feed.requested()
         self._owner.loop.call_soon(self._read)
-
-    def sweep(self) -> None:
-        """Reads frames, if the socket is polled instead of watched."""
-        if self._swept and not self._full:
-            self._read()
 
     def _read(self) -> None:
         """Reads frames until there are none.
@@ -135,7 +122,7 @@ class Connection:
     def _resume(self) -> None:
         self._full = False
         if self._channel is not None:
-            self._await_frames(self._channel)
+            self._owner.loop.add_reader(self._channel.socket.fileno(), self._read)
             self._read()
 
     def _take(self, raw: bytes) -> None:
@@ -187,8 +174,7 @@ class Connection:
     def tick(self, now: float) -> None:
         if self._channel is None:
             return
-        if self._channel.down or not self._swept:
-            self._read()  # first read what arrived before the connection ended
+        self._read()  # first read what arrived before the connection ended
         if self.ended or self._channel is None:
             return
         down = self._channel.down

@@ -22,9 +22,6 @@ from .connection import TICK_S, Connection
 from .errors import LinkError
 
 ANSWER_S = 3.0  # time for an agent's first message
-_SWEPT_FROM = 8  # agents: from 8 on polling costs less than a callback per frame
-_SWEEP_S = 0.1  # as often as agents send
-_MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from 32 on half as often: polling costs as much as reading
 _BATCH_MAX = 512  # events, then the event loop runs
 
 
@@ -93,13 +90,9 @@ class _Subscription:
         self._over = False
         self._launchers: dict[int, int | None] = {}  # torchruns on this machine: pid → start time
         self._may_restart = False
-        self.sweeps = len(descriptors) >= _SWEPT_FROM
-        self._sweeping: asyncio.TimerHandle | None = None
         self._ours = {d.nonce for d in descriptors}
         self._seen = {d.nonce for d in discovery.discover() if d.key not in self._keys}
         self._agents = [Connection(self, d) for d in descriptors]
-        if self.sweeps:
-            self._sweep()
 
     @property
     def finished(self) -> bool:
@@ -115,13 +108,6 @@ class _Subscription:
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             self._tick(now)
-
-    def _sweep(self) -> None:
-        self._sweeping = self.loop.call_later(
-            _SWEEP_S if len(self._agents) < _MANY_FROM else _MANY_SWEEP_S, self._sweep
-        )
-        for agent in self._agents:
-            agent.sweep()
 
     def put(self, heard: Sequence[Incoming]) -> None:
         self._out.extend(heard)
@@ -149,8 +135,6 @@ class _Subscription:
         self._names.add(hello.name)
 
     def close(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         for agent in self._agents:
             agent.close()
         self.context.term()  # all sockets are closed without linger: it does not wait

@@ -13,8 +13,8 @@ from typing import overload
 
 from gpumon.session.frame import StepRecord
 
-SLACK_SHARE, SLACK_LEAST = 8, 16
-"""Dropped steps that may stay in the list: a share of the limit, at least so many."""
+SLACK = 0.125
+"""Dropped steps that may stay in the list, as a share of the limit: memory, against copying the list at each step."""
 
 
 class Steps(Sequence[StepRecord]):
@@ -62,12 +62,11 @@ class Steps(Sequence[StepRecord]):
 class StepRing(Steps):
     """The newest `limit` steps; new ones are appended."""
 
-    __slots__ = ("_limit", "_shared", "_slack")
+    __slots__ = ("_limit", "_shared")
 
     def __init__(self, limit: int) -> None:
         super().__init__([], 0, 0)
         self._limit = limit
-        self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
         self._shared = False  # a view uses this list
 
     def append(self, record: StepRecord) -> None:
@@ -106,11 +105,10 @@ class StepRing(Steps):
 
     def keep(self, limit: int) -> None:
         self._limit = limit
-        self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
         self._let_go()
 
     def _let_go(self) -> None:
         if self._stop - self._start > self._limit:
             self._start = self._stop - self._limit
-            if self._start > self._slack:
+            if self._start > SLACK * self._limit:
                 self._own()

@@ -22,7 +22,7 @@ WHOLE_FROM = 0.35
 """From this share of use on, plot and bar reach up to the capacity; below, they scale to what is used."""
 
 MANY = 16
-"""More ranks than this are analysed in turn, with shorter heat strips."""
+"""More ranks than this are analysed in turn, and have no heat strips below their table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +98,7 @@ def measure(shapes: str, small: str, cases: str, steps: str) -> None:
     print(json.dumps(run("cuda", {"history_size": 2, "max_iter": 5}, module=True)))
 
 
-def computed(case: str) -> list[tuple[int, int, int]]:
+def computed(case: str, steps: int = STEPS) -> list[tuple[int, int, int]]:
     """The first steps, one after the other."""
     memory, work = AllocationRecorder(SimulatedAllocator()), Workload(optimizer=OptimizerChoice.parse(case))
     sizes = [4 * Tensor("", shape).count for shape in SHAPES]
@@ -112,7 +113,7 @@ def computed(case: str) -> list[tuple[int, int, int]]:
 
     optimizer = Lbfgs(memory, work, sizes, closure)
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         closure()
         memory.close("backward")
         optimizer.step()
@@ -162,3 +163,12 @@ def test_each_step_is_the_allocator_s_and_an_estimate_is_of_one_with_a_full_hist
     if pairs != 2 or abs(last.peak / peak - 1) > 0.005:
         wrong.append(f"traced: {last.peak} for {peak}, {pairs} pairs ({last.at_peak})")
     assert not wrong, "\n".join(wrong)
+
+
+def test_without_settings_it_is_pytorch_s() -> None:
+    """Both tell in six steps: the history is full by then, and so many pairs come with each."""
+    from torch.optim import LBFGS
+
+    usual = inspect.signature(LBFGS).parameters
+    said = ",".join(f"{name}={usual[name].default}" for name in ("history_size", "max_iter"))
+    assert computed("lbfgs", 6) == computed(f"lbfgs,{said}", 6)

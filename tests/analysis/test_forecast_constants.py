@@ -197,6 +197,13 @@ def test_the_newest_32_growths_say_where_memory_ends() -> None:
     assert reserved + GIB - said[0] == pytest.approx(60 * MIB, abs=10 * MIB)
 
 
+def test_memory_may_end_anywhere_within_a_growth_an_eighth_from_either_end() -> None:
+    """Each growth stands for four ends, evenly apart: the second is the median, all but one in six lie within three."""
+    found = Taken()
+    reserved = grown(found, 8, [10 * MIB] * 3, [80 * MIB] * 3)
+    assert found.last_standing(reserved + GIB) == (reserved + GIB - (10 + 30) * MIB, 30 * MIB)
+
+
 def test_a_cache_has_filled_after_eight_steps() -> None:
     found = Taken()
     reserved = grown(found, 8, [10 * MIB] * 3, [20 * MIB, 24 * MIB, 20 * MIB])

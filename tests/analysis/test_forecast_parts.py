@@ -168,7 +168,7 @@ def test_a_report_asked_late_answers_what_if_as_though_the_model_had_been_fed_al
         reporter.rank(dataclasses.replace(rank, steps=rank.steps[: record.step + 1]))
     report = reporter.rank(rank).devices[0]
     assert any(each.peak is not None for each in report.whatif)
-    assert report.whatif == tuple(answer(rank, report, learnt(rank).shape_model, SHORT, steps=32))
+    assert report.whatif == tuple(answer(rank, report, learnt(rank).shape_model, SHORT))
 
 
 def test_under_a_leak_what_if_is_answered_again_as_what_stands_grows() -> None:

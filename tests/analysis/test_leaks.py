@@ -367,6 +367,18 @@ def test_one_batch_that_makes_the_peak() -> None:
     assert "99th percentile" in found.remedy
 
 
+def test_of_two_batches_that_make_the_peak_the_second_is_advised_to_cut_both() -> None:
+    """Two of 60 are more than one in a hundred: cut to the 99th percentile, they would both stay."""
+    run = Run(
+        input_bytes=lambda step: 4096 if step in (30, 60) else 512 + 8 * (step % 9),
+        activations=lambda step: 2400 * MIB if step in (30, 60) else 300 * MIB,
+    )
+    found = only(history(run, steps=65)[-1], "outlier-batch")
+    assert found.step == 60
+    assert found.bytes == run.peak(60) - max(run.peak(step) for step in range(30))
+    assert "95th percentile" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("before", "size", "peak", "found"),
     [

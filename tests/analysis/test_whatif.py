@@ -32,6 +32,11 @@ def test_the_first_two_steps_do_not_count(step: int, counts: bool) -> None:
     assert (peak(run, 8).expected == run.peak(step)) == counts
 
 
+@pytest.mark.parametrize(("steps", "told"), [(2, False), (3, True)])
+def test_a_run_is_told_what_changes_would_do_once_a_step_counts(steps: int, told: bool) -> None:
+    assert bool(Reporter().rank(rank_of(Run(), steps)).devices[0].whatif) == told
+
+
 def test_of_batches_that_were_all_alike_a_fifth_of_the_activations_may_stand_still() -> None:
     """A workspace, or what does not follow the batch: of half of the batch 0.5 to 0.6 of them are left."""
     run = Run(weights=MIB, activations=lambda step: 1000 * MIB)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from synthetic import GIB, Run
+
+from gpumon.cli.attach_json import Until, print_objects
+from gpumon.export.objects import Objects
+from gpumon_agent import wire
 
 
 def train(steps: int, pause_s: float, load_s: float = 0.0) -> None:
@@ -198,3 +207,36 @@ def test_a_reader_that_pauses_misses_nothing(session: Session) -> None:
     assert len(out) > 3 * 64 * 1024
     assert [each["step"] for each in made if each["type"] == "step"] == list(range(150))
     assert (made[-1]["type"], made[-1]["reason"]) == ("goodbye", "finished")
+
+
+def test_of_a_reader_that_pauses_fifty_thousand_objects_are_kept_and_none_is_lost() -> None:
+    """Some 20 MB, so that a paused pager beside a training for hours does not fill the machine's memory."""
+    run, (reads, writes) = Run(), os.pipe()
+    outlook = wire.Outlook(3, 0, 0, GIB, GIB, GIB, wire.FORWARD, wire.FITS)
+    handed, kept, heard = 0, 0, list[bytes]()
+
+    def read() -> None:
+        with os.fdopen(reads, "rb") as pipe:
+            heard.extend(pipe)
+
+    reader = threading.Thread(target=read)
+
+    def begin() -> None:
+        nonlocal kept
+        kept = handed
+        reader.start()
+
+    async def stream() -> AsyncIterator[wire.Received]:
+        nonlocal handed
+        for received in run.stream(3):
+            yield received
+        asyncio.get_running_loop().call_soon(begin)  # as soon as gpumon waits: until then the loop does not run
+        while handed < 60_000:
+            handed += 1
+            yield replace(received, seq=received.seq + handed, event=outlook)
+
+    with os.fdopen(writes, "w") as pipe, contextlib.redirect_stdout(pipe):
+        assert print_objects(stream, Objects(), Until(once=False, steps=None, seconds=None, ranks=1)) == 0
+    reader.join()
+    assert 50_000 <= kept < 51_000  # and what the pipe holds
+    assert sum(json.loads(line)["type"] == "outlook" for line in heard) == 60_000

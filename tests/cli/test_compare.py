@@ -56,6 +56,7 @@ def test_the_biggest_difference_comes_first_by_category_phase_and_what_changed(r
     assert text.startswith("B's peak is ")
     assert "By category, at a step's end" in text
     assert "+10.0 MiB" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_twelve_modules_that_differ_most_are_listed(recorded: Callable[..., Path], tmp_path: Path) -> None:

@@ -52,9 +52,14 @@ def test_a_virtual_device_is_seen(virtual_gpu, tmp_path):
     assert seen["virtual GPU"][0] == "ok"
 
 
+def test_torch_2_4_is_new_enough():
+    seen = next(iter(judge_torch({"version": "2.4.0", "cuda": "12.4", "hip": None, "devices": 1})))
+    assert (seen.verdict, seen.text) == ("ok", "2.4.0, built for CUDA 12.4")
+
+
 def test_an_old_torch_is_a_failure():
-    (seen,) = judge_torch({"version": "2.1.2+cu118", "cuda": "11.8", "hip": None, "devices": 1})
-    assert (seen.verdict, seen.text) == ("fails", "2.1.2+cu118 is too old: gpumon reads torch 2.4 and newer")
+    (seen,) = judge_torch({"version": "2.3.1+cu118", "cuda": "11.8", "hip": None, "devices": 1})
+    assert (seen.verdict, seen.text) == ("fails", "2.3.1+cu118 is too old: gpumon reads torch 2.4 and newer")
 
 
 def test_no_usable_runtime_directory_is_a_failure(tmp_path):

@@ -110,6 +110,17 @@ def test_it_reads_a_pipe() -> None:
         assert done.stdout.startswith("OUT OF MEMORY: Capacity: ")
 
 
+def test_a_pipe_is_given_up_after_a_gibibyte() -> None:
+    """It is copied to the disk, where a training may be about to write its checkpoint."""
+    with subprocess.Popen(["head", "-c", str((1 << 30) + 1), "/dev/zero"], stdout=subprocess.PIPE) as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumon", "explain", "-"],
+            stdin=pipe.stdout, capture_output=True, text=True, check=False, timeout=600,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: more than 1 GiB came through the pipe; write it to a file")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -15,7 +15,7 @@ from gpumon.analysis.estimate.from_module import FromModule, describe, on_meta, 
 from gpumon.analysis.estimate.kernels import Hardware, reduction
 from gpumon.analysis.estimate.on_meta import VERSION, Shapes
 from gpumon.analysis.estimate.simulator import MIB, OutOfMemory, SimulatedAllocator
-from gpumon.analysis.estimate.traced import RANKS_TRACED, AllocatorRequests, Untraceable, trace
+from gpumon.analysis.estimate.traced import AllocatorRequests, Untraceable, trace
 from gpumon.analysis.estimate.workload import PRECISIONS, OptimizerChoice, Workload
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -76,7 +76,7 @@ def test_peak_and_reserved_are_those_of_the_real_allocator(virtual_gpu, name):
 
 
 @pytest.mark.parametrize("name", ["ddp-clean", "fsdp2-rank-0-of-8", "fsdp1-rank-0-of-8"])
-@pytest.mark.skipif(VERSION < RANKS_TRACED, reason="this torch's code for ranks does not run in a trace")
+@pytest.mark.skipif(VERSION < (2, 13), reason="this torch's code for ranks does not run in a trace")
 def test_a_rank_takes_and_reserves_what_it_does_on_a_device(virtual_gpu, name):
     case = CASES[name]
     truth = measured(virtual_gpu, name)
@@ -121,6 +121,27 @@ def test_a_module_that_fsdp_cannot_wrap_is_estimated_all_the_same():
     played = FromModule(made, Alone, lambda size: torch.empty(size, 64)).play(work)
     assert played.phases[0].at_end.weights == 64 * 64 * 4 // 2
     assert played.gathered == "assumed"
+
+
+def normed() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.RMSNorm(1000), torch.nn.Linear(1000, 1))
+
+
+def test_an_rms_norm_keeps_what_it_keeps_on_a_device(virtual_gpu):
+    """From torch 2.15 on its input and a number for each row; before, what its parts keep."""
+
+    def measure() -> None:
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.RMSNorm(1000), torch.nn.Linear(1000, 1))
+        before = torch.cuda.memory_allocated()
+        output = model.cuda()(torch.empty(4096, 1000, device="cuda"))
+        print(torch.cuda.memory_allocated() - before, output.shape)
+
+    allocated = int(virtual_gpu().run(measure).stdout.split()[0])
+    phases = trace(normed, lambda batch: torch.empty(batch, 1000), Workload(4096), lambda output: output.sum())
+    forward = next(phase for phase in phases if phase.phase == "forward")
+    assert forward.end == pytest.approx(allocated, rel=0.005)
 
 
 def test_each_phase_ends_where_it_does_on_a_device(virtual_gpu):

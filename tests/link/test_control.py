@@ -7,14 +7,17 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
+from synthetic import Run, frame_of
 
 from gpumon import link
+from gpumon.cli.budget_sender import BudgetSender
 from gpumon_agent import endpoint, wire
 from gpumon_agent.transport.control import Control
 
@@ -50,6 +53,28 @@ def raw() -> Iterator[Callable[[str], Any]]:
     for socket in made:
         socket.close(linger=0)
     context.term()
+
+
+def test_a_budget_is_told_when_it_changes_by_a_mebibyte_and_every_ten_seconds(start: Start) -> None:
+    """A busy agent may have missed it. More often would only cost the training's process."""
+    agent = start()
+    target = found(agent)
+    told: list[float] = []
+
+    async def watch() -> None:
+        nonlocal told
+        budgets, run = BudgetSender([target]), Run(nonce=target.nonce)
+        for second, others in ((0, 0), (1, 0.9), (2, 1.1), (11, 1.1), (12.5, 1.1), (22, 1.1)):
+            run.others = round(others * MIB)
+            frame = frame_of(run, 4, host_every=1)
+            now = frame.unix_ns + round(second * 1e9)
+            budgets.seen(replace(frame, unix_ns=now, ranks=(replace(frame.ranks[0], host_unix_ns=now),)))
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.01)
+            told += [second for _ in agent.ask("requests")]
+
+    asyncio.run(watch())
+    assert told == [0, 2, 12.5]
 
 
 def test_a_request_is_heard_as_it_was_sent_and_answered(start: Start) -> None:

@@ -20,7 +20,6 @@ import pytest
 import zmq
 
 from gpumon import link
-from gpumon.link import subscription
 from gpumon.session.incoming import singly
 from gpumon_agent import endpoint, wire
 from gpumon_agent.wire import Received
@@ -95,11 +94,7 @@ async def test_a_late_viewer_gets_the_picture_and_the_recent_past_within_a_secon
     assert len(set(numbers(heard))) == len(numbers(heard))
 
 
-@pytest.mark.parametrize("swept_from", [1, 8], ids=["as one of many", "alone"])
-async def test_live_messages_follow_the_past_without_a_gap_or_a_double(
-    start: Start, swept_from: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subscription, "_SWEPT_FROM", swept_from)
+async def test_live_messages_follow_the_past_without_a_gap_or_a_double(start: Start) -> None:
     agent = start()
     agent.ask("background 400")
     await asyncio.sleep(0.5)

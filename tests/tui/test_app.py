@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpumon.link.errors import NotGpumon
@@ -142,6 +144,31 @@ async def test_zoom_changes_how_many_steps_are_shown(app_of, new_run) -> None:
         await pilot.press("plus", "plus")
         await pilot.pause(0.4)
         assert " 55 steps" in text_of(app)
+
+
+@pytest.mark.parametrize(("size", "rows"), [((120, 40), 5), ((80, 24), 2)])
+async def test_many_findings_leave_room_for_the_panels(app_of, new_run, settled, size, rows: int) -> None:
+    """The most severe are shown, and how many there are."""
+    run = new_run().usual(20)
+    off = tuple(
+        wire.PartOff(part, "KeyError: 7", "phases.py:12", 3)
+        for part in ("census", "peak", "outlook", "ledger", "oom", "step", "scaler")
+    )
+    run.say(wire.Heartbeat(run.t_ns, 12_432, "forward", 0, off=off))
+    app = app_of(run)
+    async with app.run_test(size=size) as pilot:
+        await settled(pilot)
+        assert text_of(app).count(" is off: ") == rows
+        assert f"7, the first {rows} shown" in text_of(app)
+
+
+async def test_each_span_of_the_timeline_is_about_twice_the_former(app_of, new_run) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test():
+        titles = [command.title for command in app.get_system_commands(app.screen)]
+    spans = [int(title.split()[1]) for title in titles if title.startswith("Timeline: ")]
+    assert (len(spans), spans[-1]) == (7, 2000)  # of 2,400 that are kept
+    assert all(2 <= more / fewer <= 2.5 for fewer, more in pairwise(spans))
 
 
 async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run) -> None:

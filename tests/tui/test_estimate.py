@@ -95,6 +95,12 @@ def test_the_page_keeps_its_width(store_of, new_run, glyphs):
         assert glyphs.now in plain(lines[at[3] : at[3] + 1])
 
 
+def test_47_cells_have_room_for_estimate_measured_and_difference(store_of, new_run) -> None:
+    """Half of a divided terminal."""
+    shown = plain(page_lines(estimated(view_of(store_of(new_run().usual(20)))), 0, 47, UNICODE)[0])
+    assert any(line.split()[-3:] == ["estimate", "measured", "diff"] for line in shown.splitlines())
+
+
 def test_every_line_of_the_ledger_has_its_word_in_the_glossary():
     assert {LABELS.get(line, line) for line in (*ORDER, "allocated", HELD)} <= set(TERMS)
 

@@ -102,6 +102,12 @@ def test_each_rank_is_told_as_what_it_is() -> None:
     assert rows[3].behind == 40
 
 
+def test_a_wide_terminal_has_the_peaks_of_160_steps() -> None:
+    """As many as fit beside the labels on a full screen; each is kept for every rank."""
+    page = page_of([rank(number, 2, steps=250, last=250) for number in range(2)])
+    assert "Peak by rank and step, 91 to 250:" in plain(rank_lines(page, 0, 400, 40, UNICODE).lines)
+
+
 def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
     page = page_of(troubled())
     said = {}

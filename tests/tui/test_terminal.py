@@ -269,3 +269,25 @@ def test_the_new_screens_survive_every_size(in_terminal, detailed, key) -> None:
     terminal.read_until("weights")
     terminal.press("q")
     assert terminal.ended() == 0
+
+
+def test_garbage_is_looked_for_after_fifty_thousand_new_objects(tmp_path: Path) -> None:
+    """With many ranks the screen makes thousands a second, which go by themselves."""
+    script = tmp_path / "making.py"
+    script.write_text("""
+import gc
+from gpumon.cli.attach import run
+from gpumon.tui.app import MonitorApp
+
+class Making(MonitorApp):
+    def run(self):
+        made, looked = [], []
+        gc.callbacks.append(lambda phase, _: looked.append(len(made)))
+        for _ in range(200_000):
+            made.append([])
+        print(looked[0])
+
+run(Making())
+""")
+    made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert 49_000 < int(made) < 51_000

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.types import Breakdown, HighestStep, Peak
+from gpumon.analysis.types import Breakdown, Growth, HighestStep, Peak
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import MonitorApp
 from gpumon.tui.ingest import take_events
@@ -18,6 +18,7 @@ from gpumon.tui.text_layout import plain
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import Bars, bars, device_lines
 from gpumon.tui.widgets.forecast_panel import outlook
+from gpumon.tui.widgets.growth_plot import Grown, growth_lines
 from gpumon.tui.widgets.phase_table import PhaseRow, PhasesData, phase_lines, phases
 from gpumon.tui.widgets.rank_heat import strips
 from gpumon.tui.widgets.timeline import Point, Series, TimelineData, timeline_lines
@@ -40,6 +41,19 @@ def test_a_rank_s_peak_is_coloured_by_how_far_it_is_above_the_others(above: floa
 @pytest.mark.parametrize(("above", "sign"), [(1.009, "▁"), (1.015, "█")])
 def test_peaks_within_a_hundredth_are_drawn_alike(above: float, sign: str) -> None:
     assert strips([[100 * GIB], [round(above * 100 * GIB)]], 1, UNICODE)[1][0][0] == sign
+
+
+@pytest.mark.parametrize(
+    ("steps", "role"), [(999, "bad"), (1_001, "warn"), (9_999, "warn"), (10_001, "dim")]
+)  # fmt: skip
+def test_a_thousand_steps_before_its_end_a_leak_is_urgent_and_before_ten_thousand_a_warning(
+    steps: int, role: str
+) -> None:
+    """At a step a second: a quarter of an hour is left to stop it, or three hours to look at it."""
+    grows = Growth("allocated", True, 40, GIB, GIB, GIB)
+    ((*_, (said, found)),) = growth_lines(Grown("cuda:0", (grows,), steps), 200, 9, UNICODE, "")[1:]
+    assert "out of memory in about" in said
+    assert found == role
 
 
 @pytest.mark.parametrize(("used", "shown"), [(34, False), (36, True), (60, True)])

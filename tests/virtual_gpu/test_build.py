@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumon import virtual_gpu as vgpu
-from gpumon.virtual_gpu import building, sizes
+from gpumon.virtual_gpu import building, elf, sizes
 
 LAUNCHER = [sys.executable, "-m", "gpumon.virtual_gpu"]
 HERE = Path(__file__).parent
@@ -33,6 +33,16 @@ def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_the_sources_compile_without_a_warning(torch_with_cuda):
     assert not (torch_with_cuda / "warnings.txt").exists()
     assert torch_with_cuda.stat().st_mode & 0o077 == 0
+
+
+def test_what_a_library_needs_takes_and_gives_is_read_from_it(torch_with_cuda, tmp_path: Path) -> None:
+    made = tmp_path / "libmade.so"
+    source = 'int puts(const char *); int given(void) { return puts(""); }'
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", made], input=source, text=True, check=True)
+    read = elf.read(made)
+    assert "libc.so.6" in read.needed
+    assert ("given" in read.exports, "given" in read.imports) == (True, False)
+    assert ("puts" in read.exports, "puts" in read.imports) == (False, True)
 
 
 def test_layouts_are_those_of_nvidias_headers(torch_with_cuda, virtual_gpu):

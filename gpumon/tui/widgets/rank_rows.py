@@ -13,10 +13,10 @@ from gpumon.analysis.ledger import device_of
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import MANY, View, device_name
+from gpumon.tui.view import View, device_name
 
-HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
-"""Steps of a heat strip: up to `MANY` rows below the table; with more, in the cells of a grid."""
+HEAT_STEPS = 160
+"""The most steps of a heat strip."""
 
 
 class RankRow(msgspec.Struct, frozen=True, gc=False):
@@ -186,8 +186,7 @@ def _heat(
     if not any(known):
         return 0, ()
     last = max(next(reversed(each)) for each in known if each)
-    count = HEAT_STEPS if len(rows) <= MANY else HEAT_STEPS_OF_MANY
-    first = max(min(next(iter(each)) for each in known if each), last - count + 1)
+    first = max(min(next(iter(each)) for each in known if each), last - HEAT_STEPS + 1)
     steps = range(first, last + 1)
     return first, tuple([tuple(map(each.get, steps)) for each in known])
 
