@@ -193,7 +193,7 @@ class Publisher:
         publish = self._publish
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
-        if self._started:  # on its own thread
+        if self._bell[0] >= 0:  # on its own thread; `_started` may not be set yet
             poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
@@ -270,7 +270,7 @@ class Publisher:
     ) -> None:
         """Sends the rest and Goodbye. Viewers unsubscribe after it; XPUB reports the last one."""
         end = time.monotonic() + (_GOODBYE_S if self._started else _HELPERS_GOODBYE_S)
-        if self._started:
+        if self._bell[0] >= 0:
             poller.unregister(self._bell[0])
         if self._place is not None:
             self._place.remove()  # no new viewers; connected ones stay
