@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from gpumon_agent import agent as agents
-from gpumon_agent import wire
+from gpumon_agent import shim, wire
 from gpumon_agent.agent import Agent
 from gpumon_agent.allocator.devices import Devices
 from gpumon_agent.attribution.rolling import Rolling
+from gpumon_agent.attribution.unwatched_models import UnwatchedModels
+from gpumon_agent.hooks import model_discovery
 
 CALLS_MAX = 45_000
 """that the agent makes in one step; to look at each tensor of 20,000, or each of 40,000 modules, takes more"""
@@ -233,6 +235,27 @@ def test_a_slice_ends_within_208_tensors_of_its_millisecond(
         read.look()
         looked.append(read.looked)
     assert most / 2 < max(looked) <= most
+
+
+@pytest.mark.parametrize("kind", ["modules", "tensors"])
+def test_unwatched_models_are_looked_at_in_slices_of_256(kind: str) -> None:
+    """Between two of them the clock is asked: a slice is half a millisecond of a training step."""
+    finder = model_discovery.install(shim._ToAgent())
+    watched = nn.Linear(1, 1)
+
+    def rests() -> int:
+        slices = UnwatchedModels(lambda: [(0, watched)], lambda _: None).in_slices()
+        assert slices is not None
+        return list(slices).count(None)
+
+    try:
+        before = rests()  # models of other tests
+        many = nn.Sequential(*(nn.Identity() for _ in range(2_559))) if kind == "modules" else nn.Module()
+        for at in range(2_560 if kind == "tensors" else 1):
+            many.register_parameter(f"p{at}", nn.Parameter(torch.ones(1)))
+        assert rests() - before == 10
+    finally:
+        finder.stop()
 
 
 def test_three_passes_hurry_and_then_sampled_steps_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
