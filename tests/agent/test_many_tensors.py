@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gpumon_agent.allocator.devices import Devices
 from gpumon_agent.attribution.rolling import Rolling
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.hooks import model_discovery
+from gpumon_agent.storages import Pieces
 
 CALLS_MAX = 45_000
 """that the agent makes in one step; to look at each tensor of 20,000, or each of 40,000 modules, takes more"""
@@ -235,6 +237,18 @@ def test_a_slice_ends_within_208_tensors_of_its_millisecond(
         read.look()
         looked.append(read.looked)
     assert most / 2 < max(looked) <= most
+
+
+@pytest.mark.parametrize("apart", [1, 16, 512])
+def test_very_many_entries_are_freed_a_hundredth_at_a_time(apart: int) -> None:
+    """A slice of a step frees no more; and not much less, or most slices would only look at the clock."""
+    entries: Pieces[bool] = Pieces()
+    keys = [at * apart for at in range(12_700)]
+    for key in keys:
+        entries[key] = True
+    left = [len(keys), *(sum(key in entries for key in keys) for _ in entries.clear())]
+    assert left[-1] == 0
+    assert {before - after for before, after in pairwise(left)} == {100}
 
 
 @pytest.mark.parametrize("kind", ["modules", "tensors"])
