@@ -15,6 +15,7 @@ from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import step_peaks
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
+from gpumon_agent.shape_model.max_affine import Plane, fitted, highest
 from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.outlook import Outlooks, judged
 from gpumon_agent.shape_model.periodicity import ABOVE_START, coming
@@ -167,6 +168,18 @@ def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_
         shape_model.learn(step, now, [shapes])
     assert median(offs) < 0.002
     assert sorted(offs)[int(0.95 * len(offs))] < 0.1
+
+
+@pytest.mark.parametrize(("plain", "square"), [(0, 3), (1, 4), (2, 5)])
+def test_where_a_length_and_a_square_say_the_same_the_square_gets_an_eleventh(plain: int, square: int) -> None:
+    """A few batches look like a square by chance, and a square is far off for the next, larger batch."""
+
+    def only(*columns: int) -> Plane:
+        a, b, c, d, e, f = (float(column in columns) for column in range(6))
+        return a, b, c, d, e, f
+
+    planes = fitted([(only(plain, square), 11e9)] * 12)
+    assert highest(planes, only(square)) - highest(planes, only()) == pytest.approx(1e9, rel=0.01)
 
 
 def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> None:
