@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -258,6 +259,7 @@ def test_unwatched_models_are_looked_at_in_slices_of_256(kind: str) -> None:
     watched = nn.Linear(1, 1)
 
     def rests() -> int:
+        gc.collect()
         slices = UnwatchedModels(lambda: [(0, watched)], lambda _: None).in_slices()
         assert slices is not None
         return list(slices).count(None)
