@@ -17,10 +17,32 @@ EARLY_LEDGERS = (5, 10, 20, 40, 80)
 """Steps whose ledger is read at any rate: optimizer state exists, batches settle; short runs have no others."""
 LEDGERS_JUDGED_BY = 8  # before sampled steps count as too expensive: the first have cold caches
 TRIED_AGAIN_BY = 2  # full ledgers, after a rest from them
-REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read only at their end
+REST_MAX = 512  # sampled steps whose ledger is read only at their end
 EVERY_MAX = 10_000
 LEDGER_SHARE = 0.125  # of the budget, reserved for the ledger
 REPORTED_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
+
+
+class Rest:
+    """The turns that a task skips after it was too expensive: 1, doubled each time, at most `longest`."""
+
+    __slots__ = ("_left", "_longest", "turns")
+
+    def __init__(self, longest: int) -> None:
+        self.turns = 0  # of the newest rest; 0: the task was cheap
+        self._left = 0
+        self._longest = longest
+
+    def is_over(self) -> bool:
+        """Call it once a turn: whether the task may run."""
+        if not self._left:
+            return True
+        self._left -= 1
+        return False
+
+    def judge(self, *, dear: bool) -> None:
+        """The task ran."""
+        self.turns = self._left = min(max(1, self.turns * 2), self._longest) if dear else 0
 
 
 class Governor:
@@ -40,7 +62,6 @@ class Governor:
         "_off",
         "_reported",
         "_rest",
-        "_resting",
         "_whole",
         "_windows",
         "at_end_only",
@@ -82,8 +103,7 @@ class Governor:
         self._windows: deque[int] = deque(maxlen=50)  # their boundaries
         self._ledgers: deque[int] = deque(maxlen=32)
         self._whole: list[int] = []  # costs of the newest sampled steps with a ledger at every phase
-        self._rest = 0  # sampled steps to rest after they were too expensive; doubled each time
-        self._resting = 0  # how many of them are left
+        self._rest = Rest(REST_MAX)
         self._costs: deque[int] = deque(maxlen=64)  # of one boundary, step by step
 
     @property
@@ -118,8 +138,7 @@ class Governor:
             self.reads = early or not self.steps % self.read_every
             self.ledger = early or (self.reads and (self.hurries or not self.steps % self.ledger_every))
             if self.ledger:
-                self.ledger_at_end_only = self._resting > 0 or self.at_end_only
-                self._resting -= self._resting > 0
+                self.ledger_at_end_only = not self._rest.is_over() or self.at_end_only
         self.times = self.reads and (self.steps < TIMED_FIRST or not self.steps // self.read_every % TIMED_EVERY)
         self.boundaries = self.boundary_ns = self.ledger_ns = self.ledger_thread_ns = 0
         return said
@@ -127,10 +146,9 @@ class Governor:
     def _judge(self, cost_ns: int) -> None:
         """Pauses full ledgers if their median cost is too high (single ones have cold caches)."""
         self._whole.append(cost_ns)
-        if len(self._whole) < (TRIED_AGAIN_BY if self._rest else LEDGERS_JUDGED_BY):
+        if len(self._whole) < (TRIED_AGAIN_BY if self._rest.turns else LEDGERS_JUDGED_BY):
             return
-        dear = sorted(self._whole)[(len(self._whole) - 1) // 2] > SAMPLED_STEP_NS
-        self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
+        self._rest.judge(dear=sorted(self._whole)[(len(self._whole) - 1) // 2] > SAMPLED_STEP_NS)
         self._whole.clear()
 
     def give_way(self, on: bool) -> None:

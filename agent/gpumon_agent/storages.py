@@ -17,7 +17,7 @@ SMALL_BYTES = 16_384
 CPU = -1
 """the CPU's index, as Tensor.get_device() returns it"""
 INPUT_DEPTH_MAX = 6  # nested containers in a model's inputs and outputs
-_PIECES, _ID_BITS = 127, 4
+_PIECES = 127  # a prime: ids and addresses are multiples of 16
 V = TypeVar("V")
 _PLAIN = (Tensor, Parameter)
 has_storage: Callable[[Tensor], bool] = torch._C._has_storage
@@ -43,13 +43,13 @@ class Pieces(Generic[V]):
         self._pieces: list[dict[object, V]] = [{} for _ in range(_PIECES)]
 
     def get(self, key: object) -> V | None:
-        return self._pieces[(hash(key) >> _ID_BITS) % _PIECES].get(key)
+        return self._pieces[hash(key) % _PIECES].get(key)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._pieces[(hash(key) >> _ID_BITS) % _PIECES]
+        return key in self._pieces[hash(key) % _PIECES]
 
     def __setitem__(self, key: object, value: V) -> None:
-        self._pieces[(hash(key) >> _ID_BITS) % _PIECES][key] = value
+        self._pieces[hash(key) % _PIECES][key] = value
 
     def clear(self) -> Iterator[None]:
         """Yields after every piece."""

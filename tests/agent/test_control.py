@@ -219,6 +219,16 @@ def test_no_more_than_512_blocks_are_converted_between_two_phases() -> None:
     assert [len(made.blocks) for made in segments] == [700] * 3
 
 
+def test_blocks_have_the_states_that_recordings_name() -> None:
+    """Viewers and recordings of other versions read these numbers."""
+    states = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
+    segment = {"address": 1 << 20, "total_size": 1 << 20, "segment_type": "small", "stream": 0, "device": 0}
+    raw = blocks.Raw([{**segment, "blocks": [{"size": 512, "state": state} for state in states]}], {}, 1, 0)
+    *_, segments = blocks.made_of(raw, 0)
+    assert segments is not None
+    assert [state for _, state in segments[0].blocks] == [0, 1, 2, 2]
+
+
 def many_blocks() -> None:
     import torch
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ import torch
 from torch import nn
 
 from gpumon_agent import agent as agents
-from gpumon_agent import wire
+from gpumon_agent import shim, wire
 from gpumon_agent.agent import Agent
 from gpumon_agent.allocator.devices import Devices
 from gpumon_agent.attribution.rolling import Rolling
+from gpumon_agent.attribution.unwatched_models import UnwatchedModels
+from gpumon_agent.hooks import model_discovery
+from gpumon_agent.storages import Pieces
 
 CALLS_MAX = 45_000
 """that the agent makes in one step; to look at each tensor of 20,000, or each of 40,000 modules, takes more"""
@@ -150,6 +155,7 @@ def test_no_step_looks_at_everything(agent: Agent, kind: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     agent.adopt(model, optimizer)
     calls = [0]
+    gc.collect()  # models of other tests, whose ends the agent would be told of here
 
     def count(frame: Any, event: str, _: object) -> None:
         if event in ("call", "c_call") and "gpumon_agent" in frame.f_code.co_filename:
@@ -233,6 +239,40 @@ def test_a_slice_ends_within_208_tensors_of_its_millisecond(
         read.look()
         looked.append(read.looked)
     assert most / 2 < max(looked) <= most
+
+
+@pytest.mark.parametrize("apart", [1, 16, 512])
+def test_very_many_entries_are_freed_a_hundredth_at_a_time(apart: int) -> None:
+    """A slice of a step frees no more; and not much less, or most slices would only look at the clock."""
+    entries: Pieces[bool] = Pieces()
+    keys = [at * apart for at in range(12_700)]
+    for key in keys:
+        entries[key] = True
+    left = [len(keys), *(sum(key in entries for key in keys) for _ in entries.clear())]
+    assert left[-1] == 0
+    assert {before - after for before, after in pairwise(left)} == {100}
+
+
+@pytest.mark.parametrize("kind", ["modules", "tensors"])
+def test_unwatched_models_are_looked_at_in_slices_of_256(kind: str) -> None:
+    """Between two of them the clock is asked: a slice is half a millisecond of a training step."""
+    finder = model_discovery.install(shim._ToAgent())
+    watched = nn.Linear(1, 1)
+
+    def rests() -> int:
+        gc.collect()
+        slices = UnwatchedModels(lambda: [(0, watched)], lambda _: None).in_slices()
+        assert slices is not None
+        return list(slices).count(None)
+
+    try:
+        before = rests()  # models of other tests
+        many = nn.Sequential(*(nn.Identity() for _ in range(2_559))) if kind == "modules" else nn.Module()
+        for at in range(2_560 if kind == "tensors" else 1):
+            many.register_parameter(f"p{at}", nn.Parameter(torch.ones(1)))
+        assert rests() - before == 10
+    finally:
+        finder.stop()
 
 
 def test_three_passes_hurry_and_then_sampled_steps_must_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,27 @@ def test_a_rate_that_wavers_with_the_load_is_told_once() -> None:
     assert said == ["", "", "", ""]
 
 
+@pytest.mark.parametrize(("dearer", "told"), [(2.5, False), (4, True)])
+def test_a_ledger_that_comes_a_third_as_often_is_told(dearer: float, told: bool) -> None:
+    """A user who compares two ledgers must know that they are further apart now."""
+    governor = Governor()
+    run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
+    _, said = run(governor, 2000, step_ms=20, boundary_us=120, ledger_us=800 * dearer)
+    assert bool(said) is told
+
+
+def test_the_clock_is_read_in_each_of_the_first_steps_and_then_in_one_of_four() -> None:
+    """The first decisions need figures; later ones have enough, and the clock costs as much as a reading."""
+    governor = Governor()
+    timed = []
+    for step in range(40):
+        if governor.times:
+            timed.append(step)
+        governor.boundaries, governor.boundary_ns = 5, 10_000
+        governor.step_closed(20_000_000)
+    assert timed == [*range(8), *range(8, 40, 4)]
+
+
 def test_a_cost_that_changes_is_answered_within_50_steps() -> None:
     governor = Governor()
     run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
@@ -320,5 +341,5 @@ def test_a_ledger_of_more_than_10_ms_rests_after_eight_and_is_tried_again_by_two
     thread_ms: int, wall_ms: int, dear: bool
 ) -> None:
     read = ledgers(Governor(), 64, thread_ns=thread_ms * 10**6, wall_ns=wall_ms * 10**6)
-    expected = [*range(8), 16, 17, 34, 35] if dear else list(range(64))
+    expected = [*range(8), 9, 10, 13, 14, 19, 20, 29, 30, 47, 48] if dear else list(range(64))
     assert read == expected, read

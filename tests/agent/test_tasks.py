@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from gpumon_agent.governor import Governor
@@ -27,10 +28,23 @@ def test_ledgers_that_are_too_dear_are_rested_from_and_come_back() -> None:
             whole.append(step)
         governor.boundaries = 3
         governor.step_closed(10**11)  # so long that every step is sampled
-    assert whole[:12] == [*range(8), 16, 17, 34, 35]
+    assert whole[:14] == [*range(8), 9, 10, 13, 14, 19, 20]
     assert len([step for step in whole if step < 1000]) < 30
     assert whole[-1] == 3999  # and for good, once they are not
     assert len(whole) > 2000
+
+
+def test_dear_ledgers_are_tried_again_after_512_steps_however_long_they_were_dear() -> None:
+    """A model that is smaller after a week is read in full within the hour."""
+    governor = Governor()
+    whole = []
+    for step in range(6000):
+        governor.ledger_ns = governor.ledger_thread_ns = 15_000_000
+        if not governor.ledger_at_end_only:
+            whole.append(step)
+        governor.boundaries = 3
+        governor.step_closed(10**11)
+    assert max(b - a for a, b in pairwise(whole)) == 1 + 512
 
 
 def composed_apart() -> None:

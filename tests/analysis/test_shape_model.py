@@ -15,6 +15,7 @@ from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import step_peaks
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
+from gpumon_agent.shape_model.max_affine import Plane, fitted, highest
 from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.outlook import Outlooks, judged
 from gpumon_agent.shape_model.periodicity import ABOVE_START, coming
@@ -95,6 +96,47 @@ def test_a_batch_far_larger_than_any_before_is_foreseen_by_its_square() -> None:
     assert error < 0.1
 
 
+def outlooks(lengths: list[int], *, short: int = 0) -> Iterator[wire.Outlook]:
+    """What is said of each batch, whose peak is the forward's, where `short` bytes are missing for it."""
+    shape_model = ShapeModel()
+    for step, length in enumerate(lengths):
+        start = WEIGHTS + (STATE if step else 0)
+        needs = 8 * linear((8, length))
+        room = start + round(needs) - short if short else None
+        said = judged(shape_model, step, 0, 0, ((8, length),), 1, start, 0, room, Fragments(False))
+        if said is not None:
+            yield said
+        shape_model.learn(step, phases(step, start, needs, needs / 2), [((8, length),)])
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [900, 900, 400, 1000, 500, 600, 700, 800, 850, 640, 333],
+        [900, 900, 1000, 1100, 1200, 1300, 1400, 1500, 1600, 1700, 1800],
+    ],
+    ids=["new", "larger than any"],
+)
+def test_an_oom_is_ahead_for_sure_once_three_predictions_of_its_sort_came_true(lengths: list[int]) -> None:
+    """The first may be wrong, and a user may stop a training for it. A batch that was seen before is known at once."""
+    said = [each.verdict == wire.OOM_AHEAD for each in outlooks(lengths, short=8 * MIB)]
+    assert said == [True, *[False] * 6, *[True] * 3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "inside", "outside"), [([900, 900, 910], 0.18, 0.3), (list(range(900, 1900, 100)), 0.04, 0.08)]
+)
+def test_of_a_batch_twice_as_large_the_half_beyond_is_a_tenth_uncertain_and_a_quarter_after_two_batches(
+    lengths: list[int], inside: float, outside: float
+) -> None:
+    """The line may bend where no batch was: an interval that is too narrow would call what fits an OOM."""
+    *_, said = outlooks([*lengths, 2 * lengths[-1]])
+    needs = said.next_peak - WEIGHTS - STATE
+    assert said.high - said.next_peak > inside * needs
+    assert said.next_peak - said.low > inside * needs
+    assert said.high - said.next_peak < outside * needs
+
+
 def test_where_another_moment_makes_the_peak_the_line_bends_and_that_is_learnt() -> None:
     def bent(shape: Shape) -> float:
         return max(linear(shape), 600 * MIB + 0.3 * linear(shape))
@@ -126,6 +168,18 @@ def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_
         shape_model.learn(step, now, [shapes])
     assert median(offs) < 0.002
     assert sorted(offs)[int(0.95 * len(offs))] < 0.1
+
+
+@pytest.mark.parametrize(("plain", "square"), [(0, 3), (1, 4), (2, 5)])
+def test_where_a_length_and_a_square_say_the_same_the_square_gets_an_eleventh(plain: int, square: int) -> None:
+    """A few batches look like a square by chance, and a square is far off for the next, larger batch."""
+
+    def only(*columns: int) -> Plane:
+        a, b, c, d, e, f = (float(column in columns) for column in range(6))
+        return a, b, c, d, e, f
+
+    planes = fitted([(only(plain, square), 11e9)] * 12)
+    assert highest(planes, only(square)) - highest(planes, only()) == pytest.approx(1e9, rel=0.01)
 
 
 def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gpumon_agent import agent as agents
 from gpumon_agent import wire
 from gpumon_agent.attribution import describe
 from gpumon_agent.attribution.inventory import Inventory
@@ -174,6 +175,42 @@ class DistributedDataParallel(nn.Module):
     def _get_ddp_logging_data(self) -> dict[str, str]:
         sizes = ", ".join(["26214400"] * 100_000)
         return {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes}
+
+
+def test_a_model_is_described_again_after_its_fifth_step_when_ddp_has_logged_its_buckets() -> None:
+    class DistributedDataParallel(nn.Module):
+        logger = "any"
+        forwards = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.forwards += 1
+            return self.module(x)
+
+        def _get_ddp_logging_data(self) -> dict[str, str]:
+            return {"bucket_sizes": "20"} if self.forwards >= 5 else {}
+
+    model = DistributedDataParallel()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
+    agent.adopt(model, optimizer)
+
+    def told() -> wire.Model:
+        return next(event for event in agent.picture() if isinstance(event, wire.Model))
+
+    states, buckets = [], []
+    for _ in range(7):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states.append(told().optimizers[0].state_bytes)
+        buckets.append(told().parallel.bucket_bytes)
+    agent.leave("stopped")
+    assert states[1] == 20, states
+    assert buckets[-1] == (20,), buckets
 
 
 def test_the_sizes_of_any_number_of_buckets_fit_into_a_message() -> None:

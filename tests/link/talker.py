@@ -31,10 +31,19 @@ class Talker:
         self.module_name = str(options.pop("module", "layers.{}"))
         self.descriptor = endpoint.describe(str(options.pop("name", "talk.py")), unix_ns=time.time_ns(), **options)
         self.heard: list[wire.Request] = []
+        self.flows = False  # a step each time that the publisher looks for new events
         self.publisher = Publisher(
-            self.recorder, self.picture, self.heartbeat, self.descriptor,
+            self, self.picture, self.heartbeat, self.descriptor,
             control=Control(self.descriptor.nonce, self.asked),
         )  # fmt: skip
+
+    def drain(self) -> list[tuple[int, wire.NumberedEvent]]:
+        if self.flows:
+            self.emit(1, 0)
+        return self.recorder.drain()
+
+    def flow(self) -> None:
+        self.flows = True
 
     def picture(self) -> list[wire.Event]:
         d = self.descriptor

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -314,6 +315,23 @@ asyncio.run(main())
     ordered, first, last, missing, told = json.loads(answer.removeprefix("ready\n"))  # said again when it caught up
     assert (ordered, first, last) == (True, 0, 4 * 100_011 - 1)
     assert missing == told > 100_000
+
+
+@pytest.mark.parametrize(("ranks", "together"), [(31, 1), (32, 2)])
+def test_from_32_ranks_on_each_sends_two_tenths_of_a_second_at_once(start: Start, ranks: int, together: int) -> None:
+    """A viewer of all of them wakes up half as often; of fewer it shows each tenth of a second as it is over."""
+    agent = start(world_size=ranks, rank=0)
+    with zmq.Context() as context, context.socket(zmq.SUB) as viewer:
+        viewer.linger = 0
+        viewer.connect(agent.endpoint)
+        viewer.subscribe(wire.LIVE)
+        agent.ask("flow")
+        sizes: list[int] = []
+        while len(sizes) < 9:
+            assert viewer.poll(60_000)
+            events = wire.decode_frame(viewer.recv()).events
+            sizes += [len(events)] if all(isinstance(event, wire.Step) for event in events) else []
+    assert statistics.mode(sizes) == together
 
 
 async def test_the_last_words_arrive_though_much_was_said_just_before(start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -81,6 +82,14 @@ def test_nobody_can_change_its_size(memory: Memory) -> None:
         fcntl.fcntl(memory.fd, 1033, 8)  # F_ADD_SEALS, F_SEAL_WRITE
     assert os.fstat(memory.fd).st_size == size
     assert not os.get_inheritable(memory.fd)
+
+
+def test_it_can_be_read_and_written_and_never_run(memory: Memory) -> None:
+    """Some systems refuse memory that could hold a program (vm.memfd_noexec)."""
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:gpumon" in line]
+    assert {line.split()[1] for line in mapped} == {"rw-s"}
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 3):  # older kernels have no such seal
+        assert not os.fstat(memory.fd).st_mode & 0o111
 
 
 def test_another_process_maps_the_same_memory_and_both_do_without_a_descriptor(memory: Memory) -> None:

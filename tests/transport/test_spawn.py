@@ -248,18 +248,28 @@ def test_process_1_starts_helpers_again_and_again(run: Run, as_init: list[str]) 
 
 def test_process_1_that_closes_files_is_obeyed(run: Run, as_init: list[str]) -> None:
     """No process of ours keeps the far end of the script's pipes open."""
-    assert (
-        run(
-            """
+    read, alive = run(
+        """
         read, write = os.pipe()
-        start()
+        pid = start()
         os.close(write)
-        print(json.dumps(os.read(read, 1).decode()))
+        print(json.dumps([os.read(read, 1).decode(), Path(f"/proc/{pid}").exists()]))
         """,
-            *as_init,
-        )
-        == ""
+        *as_init,
     )
+    assert (read, alive) == ("", True)
+
+
+def test_process_1_that_starts_another_helper_does_not_wait_for_the_first(run: Run, as_init: list[str]) -> None:
+    alive = run(
+        """
+        first = start()
+        start()
+        print(json.dumps(Path(f"/proc/{first}").exists()))
+        """,
+        *as_init,
+    )
+    assert alive
 
 
 def test_signals_to_the_group_do_not_reach_it(run: Run) -> None:

@@ -141,6 +141,11 @@ def test_a_kill_loses_the_phases_of_ten_milliseconds_and_not_which_one_was_runni
     assert [event.index for event in heard if isinstance(event, wire.Phase) and event.phase == "short"] == kept
 
 
+def test_a_description_takes_a_fiftieth_of_the_training_between_200_us_and_5_ms_a_boundary(trainer: Trainer) -> None:
+    """Else short steps would never describe a model, and long ones would stop for it."""
+    assert trainer.start().tell("described_in 1 100 1000") == [200, 2_000, 5_000]
+
+
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:
     trainer.start()
     assert trainer.ask(wire.CENSUS).accepted

@@ -11,8 +11,9 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 
-from gpumon_agent import endpoint, wire
+from gpumon_agent import endpoint, thread_clock, wire
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.transport import messages
 from gpumon_agent.transport.trainer import Transport
@@ -26,14 +27,15 @@ class Trains:
         self.modules = modules
         self.step = 0
         self.taken: list[str] = []
-        self.opened: tuple[str, int] | None = None
+        self.phase = "forward"
+        self.now_ns = time.monotonic_ns
         self.descriptor = endpoint.describe("train.py", unix_ns=time.time_ns())
         self.transport = Transport(
             self.recorder.drain,
             self.picture,
             lambda: messages.State((0,)),
             self.descriptor,
-            now=lambda: (self.step, *(self.opened or ("forward", time.monotonic_ns()))),
+            now=lambda: (self.step, self.phase, self.now_ns()),
             counters=lambda: (1, 0, False, None),
             take=lambda request: self.taken.append(request.what),
         )
@@ -66,8 +68,8 @@ class Trains:
     def opens(self, ms: int) -> int:
         """A phase ends and another one opens that long after the last flush; the time of that."""
         flushed = self.transport._flushed_ns
-        self.opened = (f"phase {ms}", flushed + 1_000_000 * ms)
-        self.recorder.append(wire.Phase(self.step, "short", ms, 0, self.opened[1], 1, GIB))
+        self.phase, self.now_ns = f"phase {ms}", lambda: flushed + 1_000_000 * ms
+        self.recorder.append(wire.Phase(self.step, "short", ms, 0, self.now_ns(), 1, GIB))
         self.transport.tell()
         return flushed
 
@@ -98,6 +100,31 @@ class Trains:
             self.transport.flush()
             time.sleep(0.001)
         return not self.transport._waiting
+
+    def described_in(self, *apart_ms: int) -> list[int]:
+        """Microseconds of an endless description that each boundary takes, so long after the one before."""
+        clock = at = time.monotonic_ns()
+        slices = 0
+
+        def endless() -> Iterator[None]:
+            nonlocal clock, slices
+            while True:
+                slices += 1
+                clock += 10_000
+                yield None
+
+        self.steps(3)
+        thread_clock.thread_time_ns = thread_clock.monotonic_ns = lambda: clock
+        self.now_ns = lambda: at
+        self.transport.flush()
+        self.transport.say(endless())
+        took = []
+        for each in apart_ms:
+            at += each * 1_000_000
+            before = slices
+            self.transport.flush()
+            took.append((slices - before) * 10)
+        return took
 
     def waits(self) -> list[int]:
         """After all that can be said: what waits in this process for a helper."""

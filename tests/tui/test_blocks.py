@@ -14,7 +14,7 @@ from gpumon.tui.widgets.block_map import BlockMap
 from gpumon_agent import wire
 
 MIB = 1 << 20
-FREE, USED, WAITS = wire.INACTIVE, wire.ALLOCATED, wire.PENDING
+FREE, USED, WAITS = 0, 1, 2  # as recordings and agents of any version have them
 SEGMENTS = (
     wire.Segment(0, 20 * MIB, False, 0, blocks=((5 * MIB, USED), (10 * MIB, FREE), (5 * MIB, WAITS))),
     wire.Segment(100 * MIB, 2 * MIB, True, 0, blocks=tuple((512, i % 2) for i in range(4096))),

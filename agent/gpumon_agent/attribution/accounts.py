@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpumon_agent import wire
 from gpumon_agent.allocator import Reading
-from gpumon_agent.attribution.activations import Activations
+from gpumon_agent.attribution.activations import REST_MAX, Activations
 from gpumon_agent.attribution.block_owners import BlockOwners
 from gpumon_agent.attribution.caller_frames import made
 from gpumon_agent.attribution.cost_accounting import NO_COLLECTION, Booked, Cost
@@ -30,7 +30,7 @@ from gpumon_agent.attribution.rolling import Rolling
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.attribution.variables import NOTHING, Variables
 from gpumon_agent.attribution.workspaces import Workspaces, tracks_blocks
-from gpumon_agent.governor import SAMPLED_STEP_NS
+from gpumon_agent.governor import SAMPLED_STEP_NS, Rest
 from gpumon_agent.guard import pass_on
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.module_tree import SEARCHED_EVERY, tree
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 LAYERS_EVERY_NS = 1_000_000_000
-REST_FIRST, REST_MAX = 2, 64
-"""Turns skipped after a breakdown takes a sampled step over its limit; doubles each time."""
 TENSORS_AT_ONCE = 3_000
 """Parameters, buffers and modules. With more, and the governor on, a step reads only a slice, as it ends."""
 
@@ -100,8 +98,7 @@ class Accounts:
         self._peak.wanted = not limited
         self._composes = True  # of two sampled steps, the second may break down its peak
         self._last_ns = SAMPLED_STEP_NS  # cost of the last sampled step
-        self._rest = 0  # breakdowns to skip
-        self._resting = 0
+        self._rest = Rest(REST_MAX)  # from breakdowns, after one takes a sampled step over its limit
 
     @property
     def recomputes(self) -> bool:
@@ -153,10 +150,9 @@ class Accounts:
             turn = walks and self._composes
             if turn:
                 # if walk and breakdown in one step would cost too much: first the walk, next time the breakdown
-                self._peak.wanted = not self._resting and (
+                self._peak.wanted = self._rest.is_over() and (
                     self._peak.alone or self._peak.moved or self._last_ns < SAMPLED_STEP_NS // 3
                 )
-                self._resting -= self._resting > 0
             self._layers_wanted = self._layers_wanted and not turn
             walks = walks and not (self._peak.wanted and self._peak.alone)
             walks = walks and not (self._layers_wanted and self._layers.stale)
@@ -338,8 +334,7 @@ class Accounts:
                 composed = self._close_step(step)
             self._last_ns = self._cost.ledger_thread_ns
             if composed:
-                dear = self._limited and self._last_ns > SAMPLED_STEP_NS
-                self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
+                self._rest.judge(dear=self._limited and self._last_ns > SAMPLED_STEP_NS)
 
     def _close_step(self, step: int) -> bool:
         """Returns whether a peak was broken down."""

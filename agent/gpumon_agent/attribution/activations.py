@@ -26,11 +26,12 @@ from torch import Tensor
 
 from gpumon_agent.attribution.graph import HALF, Cast, GraphWalk, Place, Places, TooLarge
 from gpumon_agent.attribution.saving import READABLE, NodeReader, SavedTensorWatch
+from gpumon_agent.governor import Rest
 from gpumon_agent.storages import plain, untransformed
 
 WALK_NS = 7_000_000
 REST_MAX = 32
-"""sampled steps without a walk"""
+"""sampled steps without a walk, or turns without a breakdown of the peak"""
 _REPORTED_AT = 4  # skipped steps from which a notice is sent: a single slow walk is not worth one
 _STRIDED = torch.strided
 _transformed = torch._C._functorch.is_functorch_wrapped_tensor
@@ -67,8 +68,7 @@ class Activations:
         self._noted: dict[int, _Noted] = {}  # by the storage's identity
         self._newly: list[_Noted] = []  # since the last boundary
         self._walked: tuple[int, int] = (0, -1)  # thread, sequence number of the newest walked node
-        self._rest = 0  # sampled steps to skip after a walk that took too long
-        self._resting = 0  # how many of them are left
+        self._rest = Rest(REST_MAX)
         self._reported = self._reported_hooked = False
         self._watch = SavedTensorWatch()
 
@@ -82,8 +82,7 @@ class Activations:
         if self._watch.hooked and not self._reported_hooked:
             self._reported_hooked = True
             self._tell("with this version of torch, activations cannot be read if saved-tensor hooks are used")
-        self.known = walks and READABLE and not self._watch.hooked and not self._resting
-        self._resting -= walks and self._resting > 0
+        self.known = walks and READABLE and not self._watch.hooked and self._rest.is_over()
         self._recomputes = self._recomputes and not self.known
         self._watch.recomputed = False
         self.hidden.clear()
@@ -123,12 +122,12 @@ class Activations:
             self._recomputes = self._recomputes or reader.recomputes
             if reason.learns:
                 return
-            self._rest = self._resting = min(max(1, self._rest * 2), REST_MAX)
-            if self._rest >= _REPORTED_AT and not self._reported:
+            self._rest.judge(dear=True)
+            if self._rest.turns >= _REPORTED_AT and not self._reported:
                 self._reported = True
                 self._tell("walking the graph takes too long: activations stay unattributed in most sampled steps")
             return
-        self._rest = 0
+        self._rest.judge(dear=False)
         self._recomputes = self._recomputes or reader.recomputes
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden

@@ -22,7 +22,7 @@ from gpumon_agent.hooks import model_discovery
 from gpumon_agent.module_tree import SEARCHED_EVERY, tree
 from gpumon_agent.storages import storages
 
-SLICE_MODULES, SLICE_TENSORS = 1000, 256
+SLICE = 256  # modules or tensors between two looks at the clock: half a millisecond
 
 
 class UnwatchedModels:
@@ -86,7 +86,7 @@ class UnwatchedModels:
         inside: set[int] = set()
         for count, (_, reference) in enumerate(tree([model for _, model in self._watched()]), 1):
             inside.add(id(reference()))
-            if not count % SLICE_MODULES:
+            if not count % SLICE:
                 yield None
         others: list[weakref.ref[Module]] = []
         for candidate in candidates:
@@ -98,7 +98,7 @@ class UnwatchedModels:
             for count, (_, reference) in enumerate(found, 1):
                 if id(reference()) in inside:
                     break
-                if not count % SLICE_MODULES:
+                if not count % SLICE:
                     yield None
             else:
                 others.append(candidate)
@@ -121,7 +121,7 @@ class UnwatchedModels:
                 sizes.update((identity, nbytes) for identity, nbytes, _ in storages(parameter))
                 shapes = hash((shapes, parameter.shape))
             del parameter
-            if not count % SLICE_TENSORS:
+            if not count % SLICE:
                 yield None
         nbytes = sum(sizes.values())
         if not nbytes or (other := reference()) is None:
@@ -135,7 +135,7 @@ class UnwatchedModels:
             del model
             for count, tensor in enumerate(tensors, 1):
                 theirs = hash((theirs, getattr(tensor(), "shape", None)))
-                if not count % SLICE_TENSORS:
+                if not count % SLICE:
                     yield None
             copy = copy or theirs == shapes
         what = f"a copy of a watched model ({kind})" if copy else kind
@@ -147,9 +147,9 @@ def _parameters(root: Module) -> Iterator[weakref.ref[Tensor]]:
     for _, reference in tree([root]):
         at, more = 0, True
         while more and (module := reference()) is not None:
-            own = list(islice(module._parameters.values(), at, at + SLICE_TENSORS))
+            own = list(islice(module._parameters.values(), at, at + SLICE))
             del module
-            at, more = at + SLICE_TENSORS, len(own) == SLICE_TENSORS
+            at, more = at + SLICE, len(own) == SLICE
             found = [weakref.ref(each) for each in own if each is not None and id(each) not in seen]
             seen.update(map(id, own))
             own.clear()

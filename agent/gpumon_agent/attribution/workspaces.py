@@ -27,7 +27,7 @@ from gpumon_agent.guard import pass_on
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
 reads_traces_alone = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # the version tested
-_NO_POOL = (1 << 60, 1 << 60)
+_NO_POOL = (1 << 60, 1 << 60)  # an identifier that no pool has: the allocator counts them from 0
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 

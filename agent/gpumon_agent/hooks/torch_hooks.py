@@ -38,7 +38,7 @@ from gpumon_agent.storages import tensors_in
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_compiling = torch.compiler.is_compiling
 _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
-_KEY = -0x6D6F6E  # torch's hook ids count up from 0
+_KEY = -0x6D6F6E  # an identifier: any number below 0 would do, as torch's hook ids count up from there
 _HOOKED = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_always_called")
 _CALLS = ("_call_impl", "inner")  # Module's; the second is nested in the first
 _CALLED = "called_always_called_hooks"  # a local variable of them

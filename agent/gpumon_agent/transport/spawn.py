@@ -50,7 +50,7 @@ KEPT_PREFIXES = ("GPUMON_", "LC_")
 """The trainer's variables that the helper gets. LD_PRELOAD and PYTHON* are meant for the training alone."""
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80  # spawn.h
-_CLONE_VM, _CLONE_FS, _CLONE_FILES, _CLONE_SIGHAND = 0x100, 0x200, 0x400, 0x800  # linux/sched.h
+_CLONE_VM, _CLONE_FILES, _CLONE_SIGHAND = 0x100, 0x400, 0x800  # linux/sched.h
 _CLONE_VFORK, _CLONE_THREAD, _CLONE_PARENT_SETTID = 0x4000, 0x10000, 0x100000
 _WNOHANG, _WEXITED, _WCLONE, _P_ALL = 1, 4, 0x80000000, 0  # linux/wait.h
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37  # prctl(2)
@@ -113,7 +113,7 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
         REGISTRY.clone_contexts.append(contexts)
         flags |= _CLONE_FILES  # no copy of the trainer's descriptors lasts
         waits = contexts.chain((libc.syscall, machine.waitid, _P_ALL, 0, 0, _WEXITED, 0), then=ends)
-        thread = _CLONE_VM | _CLONE_FS | _CLONE_FILES | _CLONE_SIGHAND | _CLONE_THREAD
+        thread = _CLONE_VM | _CLONE_FILES | _CLONE_SIGHAND | _CLONE_THREAD
         ends = contexts.chain(contexts.clone(thread, waits), (libc.syscall, machine.exit, 0))
         before, after, argument = ([], here, ctypes.addressof(middle))
     else:
