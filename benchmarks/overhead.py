@@ -42,6 +42,11 @@ LAYERS = {"0.4 ms": 12, "1 ms": 26, "4.5 ms": 120, "20 ms": 560, "100 ms": 2800}
 KINDS = (*LAYERS, "rollout", "modules")
 CLOCKS = ("thread CPU", "process CPU", "wall")
 TRACEML = "traceml-ai"
+NOTE = """CPU and wall time of a step more than without a monitor, each way in processes of its own that take turns: the
+median of the rounds, with its 95 % interval. `bare again` is the machine's noise: where its interval is wide, the rows
+below it say little. On the virtual GPU kernels take no time, so every step is bound by the host. `gpumon, all read`
+reads every phase and every owner in each step (`GPUMON_GOVERNOR=off`).
+"""
 
 
 def main() -> None:
@@ -57,7 +62,7 @@ def main() -> None:
         return child(*args.child, args.seconds)
     with environment("TraceML" in args.ways) as known:
         lines = [line for kind in args.kinds for line in table(kind, args, known)]
-    write("What gpumon costs a training", "\n".join(lines), args.write)
+    write("What gpumon costs a training", "\n".join([NOTE, *lines]), args.write)
 
 
 def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iterator[str]:
