@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -59,7 +60,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return child(*args.child, args.seconds)
+        way, kind = args.child
+        return child(way, kind, args.seconds)
     with environment("TraceML" in args.ways) as known:
         lines = [line for kind in args.kinds for line in table(kind, args, known)]
     write("What gpumon costs a training", "\n".join([NOTE, *lines]), args.write)
@@ -154,8 +156,7 @@ def child(way: str, kind: str, seconds: float) -> None:
                 [sys.executable, "-m", "gpumon", "attach", "--json", str(os.getpid())], stdout=subprocess.DEVNULL
             )
     elif way == "TraceML":
-        import traceml_ai
-
+        traceml_ai = importlib.import_module(TRACEML.replace("-", "_"))
         traceml_ai.init()
         step_scope = partial(traceml_ai.trace_step, model)
     elif way == "history":
