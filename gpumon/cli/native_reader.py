@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gpumon.cli.printing import say
 from gpumon_agent.allocator import native
 
 OLDEST_TORCH = (2, 9)
@@ -67,6 +68,8 @@ def build() -> Path:
 def _compile(target: Path) -> None:
     """And loads it once, in a process of its own."""
     folder, version, _ = _torch()
+    if sys.stderr.isatty():
+        say(f"gpumon: compiling its reader of the allocator for torch {version}, once", err=True)
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
     for command in (
         [compiler(), *flags, str(native.SOURCE), "-lc10", "-o", str(target)],
