@@ -1,0 +1,68 @@
+"""One connection to an agent, as its subscription drives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import zmq
+
+from gpumon import link
+from gpumon.link.channel import Channel
+from gpumon.link.connection import Connection
+from gpumon.session.incoming import Incoming, singly
+from gpumon_agent import endpoint, wire
+
+Start = Callable[..., Any]
+
+
+class Viewer:
+    """What a connection needs of a subscription, with a backlog of its own choice."""
+
+    answer_s = 10.0
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], descriptor: endpoint.Descriptor, backlog: int) -> None:
+        self.context, self.backlog = context, backlog
+        self.channels = set[Channel]()
+        self.loop = asyncio.get_running_loop()
+        self.heard: list[wire.Event] = []
+        self.synced = asyncio.Event()
+        self.connection = Connection(self, descriptor)
+
+    def put(self, heard: Sequence[Incoming]) -> None:
+        self.heard += [received.event for received in singly(heard)]
+        if any(isinstance(event, wire.Synced) for event in self.heard):
+            self.synced.set()
+
+    def wake(self) -> None: ...
+
+    def know(self, hello: wire.Hello) -> None: ...
+
+    def fail(self, agent: Connection, error: link.LinkError) -> None:
+        raise error
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as made:
+        yield made
+
+
+async def test_above_50_000_messages_not_taken_a_viewer_stops_reading_until_they_are(
+    start: Start, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Its memory: ZeroMQ drops what the viewer does not read."""
+    start().ask("steps 100")
+    (descriptor,) = link.resolve()
+    full, not_yet = (Viewer(context, descriptor, backlog) for backlog in (50_001, 50_000))
+    try:
+        await asyncio.wait_for(not_yet.synced.wait(), 30)
+        assert not_yet.heard
+        assert not full.heard
+        full.backlog = 0
+        await asyncio.wait_for(full.synced.wait(), 30)
+    finally:
+        full.connection.close()
+        not_yet.connection.close()
