@@ -17,21 +17,21 @@ EARLY_LEDGERS = (5, 10, 20, 40, 80)
 """Steps whose ledger is read at any rate: optimizer state exists, batches settle; short runs have no others."""
 LEDGERS_JUDGED_BY = 8  # before sampled steps count as too expensive: the first have cold caches
 TRIED_AGAIN_BY = 2  # full ledgers, after a rest from them
-REST_MAX = 512  # sampled steps whose ledger is read only at their end
+REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read only at their end
 EVERY_MAX = 10_000
 LEDGER_SHARE = 0.125  # of the budget, reserved for the ledger
 REPORTED_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
 
 
 class Rest:
-    """The turns that a task skips after it was too expensive: 1, doubled each time, at most `longest`."""
+    """The turns that a task skips after it was too expensive: `first`, doubled each time, at most `longest`."""
 
-    __slots__ = ("_left", "_longest", "turns")
+    __slots__ = ("_first", "_left", "_longest", "turns")
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, first: int = 1) -> None:
         self.turns = 0  # of the newest rest; 0: the task was cheap
         self._left = 0
-        self._longest = longest
+        self._first, self._longest = first, longest
 
     def is_over(self) -> bool:
         """Call it once a turn: whether the task may run."""
@@ -42,7 +42,7 @@ class Rest:
 
     def judge(self, *, dear: bool) -> None:
         """The task ran."""
-        self.turns = self._left = min(max(1, self.turns * 2), self._longest) if dear else 0
+        self.turns = self._left = min(max(self._first, self.turns * 2), self._longest) if dear else 0
 
 
 class Governor:
@@ -103,7 +103,7 @@ class Governor:
         self._windows: deque[int] = deque(maxlen=50)  # their boundaries
         self._ledgers: deque[int] = deque(maxlen=32)
         self._whole: list[int] = []  # costs of the newest sampled steps with a ledger at every phase
-        self._rest = Rest(REST_MAX)
+        self._rest = Rest(REST_MAX, REST_FIRST)
         self._costs: deque[int] = deque(maxlen=64)  # of one boundary, step by step
 
     @property
