@@ -65,7 +65,8 @@ def command(*, replaced: bool, build: bool) -> None:
     if build:
         try:
             native_reader.build()
-        except native_reader.NotBuilt:  # its check says why
+        except native_reader.NotBuilt as reason:
+            say(f"gpumon: {reason}", err=True)
             failed = True
     plain = "NO_COLOR" in os.environ
     for check in CHECKS:

@@ -45,40 +45,54 @@ def compiler() -> str:
     return found
 
 
-def build() -> Path:
-    """The reader's file, compiled in two to three seconds if it is not there. Raises NotBuilt."""
+def build(*, again: bool = True) -> Path:
+    """The reader's file, compiled in two to three seconds if it is not there. Raises NotBuilt.
+
+    `again`: also if the compiler has failed before.
+    """
     path, there = find()
     if there:
         return path
+    failed = path.with_suffix(".failed")
+    if failed.exists() and not again:
+        raise NotBuilt(f"it could not be compiled before ({failed})")
+    command = compiler()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=path.parent) as private:
             made = Path(private) / path.name
-            _compile(made)
+            try:
+                _compile(command, made)
+            except NotBuilt:
+                failed.touch()
+                raise
             made.write_bytes(native.sealed(made.read_bytes()))
             made.chmod(0o700)
             made.rename(path)
+            failed.unlink(missing_ok=True)
     except OSError as error:
         raise NotBuilt(f"the native reader cannot be built in {path.parent} ({error.strerror})") from error
-    except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"compiling the native reader took longer than {PATIENCE_S:.0f} s") from error
     return path
 
 
-def _compile(target: Path) -> None:
+def _compile(compiler: str, target: Path) -> None:
     """And loads it once, in a process of its own."""
     folder, version, _ = _torch()
     if sys.stderr.isatty():
         say(f"gpumon: compiling its reader of the allocator for torch {version}, once", err=True)
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
     for command in (
-        [compiler(), *flags, str(native.SOURCE), "-lc10", "-o", str(target)],
+        [compiler, *flags, str(native.SOURCE), "-lc10", "-o", str(target)],
         [sys.executable, "-c", _LOADS, str(target)],
     ):
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        try:
+            ran = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise NotBuilt(f"compiling the native reader took longer than {PATIENCE_S:.0f} s") from error
         if ran.returncode:
-            errors = [line.strip() for line in ran.stderr.splitlines() if "rror" in line]
-            raise NotBuilt(f"the native reader could not be compiled for torch {version} ({' '.join(errors[:1])})")
+            errors = [line for line in ran.stderr.decode("utf-8", "replace").splitlines() if "rror" in line]
+            why = " ".join(errors[:1]).strip()
+            raise NotBuilt(f"the native reader could not be compiled for torch {version} ({why})")
 
 
 def _torch() -> tuple[Path, str, str]:

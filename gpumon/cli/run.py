@@ -34,7 +34,7 @@ def command(name: str | None, track_cpu: bool, command: tuple[str, ...]) -> None
     started with -I, -E or -S have no agent.
     """
     with contextlib.suppress(native_reader.NotBuilt):  # `gpumon doctor` says why
-        native_reader.build()
+        native_reader.build(again=False)
     try:
         launch.execute(command, name=name, track_cpu=track_cpu)
     except launch.Refused as refusal:

@@ -186,8 +186,13 @@ def test_doctor_builds_it(tmp_path: Path) -> None:
     (built,) = (tmp_path / "gpumon" / "native").iterdir()
     assert line.startswith("ok ")
     assert line.endswith(f"native, {built}")
-    for environment in ({"CXX": "false"}, {"XDG_CACHE_HOME": "/proc/1"}):
-        assert gpumon("doctor", "--build", **{"XDG_CACHE_HOME": str(tmp_path / "new"), **environment}).returncode == 1
+    for environment, why in (
+        ({"CXX": "false"}, "gpumon: the native reader could not be compiled for torch "),
+        ({"XDG_CACHE_HOME": "/proc/1"}, "gpumon: the native reader cannot be built in /proc/1/"),
+    ):
+        refused = gpumon("doctor", "--build", **{"XDG_CACHE_HOME": str(tmp_path / "new"), **environment})
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(why)
 
 
 @pytest.mark.usefixtures("native_reader")
@@ -198,3 +203,8 @@ def test_run_builds_it_once_and_starts_without_it_if_it_cannot(tmp_path: Path) -
         ran = gpumon("run", str(script), XDG_CACHE_HOME=str(cache), CXX=compiler)
         assert (ran.stdout, ran.stderr, ran.returncode) == ("trained\n", "", 0)
         assert len(list(cache.glob("gpumon/native/*.so"))) == built
+    gpumon("run", str(script), XDG_CACHE_HOME=str(cache))  # a compiler that failed is not asked before each training
+    assert not list(cache.glob("gpumon/native/*.so"))
+    assert gpumon("doctor", "--build", XDG_CACHE_HOME=str(cache)).returncode == 0
+    (built_at_last,) = (cache / "gpumon" / "native").iterdir()
+    assert built_at_last.suffix == ".so"
