@@ -91,7 +91,7 @@ def _compile(compiler: str, target: Path) -> None:
             raise NotBuilt(f"compiling the native reader took longer than {PATIENCE_S:.0f} s") from error
         if ran.returncode:
             errors = [line for line in ran.stderr.decode("utf-8", "replace").splitlines() if "rror" in line]
-            why = " ".join(errors[:1]).strip()
+            why = errors[0].strip() if errors else f"exit code {ran.returncode}"
             raise NotBuilt(f"the native reader could not be compiled for torch {version} ({why})")
 
 
