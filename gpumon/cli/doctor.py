@@ -149,6 +149,7 @@ def judge_torch(facts: dict[str, Any]) -> Iterator[Seen]:
 
 
 def _native_reader() -> Iterator[Seen]:
+    """Nothing if torch has no GPU."""
     slower = "the agent reads the allocator through torch's dict, at four times the cost"
     try:
         path, there = native_reader.find()
@@ -157,6 +158,8 @@ def _native_reader() -> Iterator[Seen]:
         else:
             native_reader.compiler()
             yield Seen("note", "reader", f"{slower}: compile the native one with: gpumon doctor --build")
+    except native_reader.NotNeeded:
+        return
     except native_reader.NotBuilt as reason:
         yield Seen("note", "reader", f"{slower}: {reason}")
 

@@ -24,13 +24,17 @@ class NotBuilt(Exception):
     """There is no native reader; the message says why."""
 
 
+class NotNeeded(NotBuilt):
+    """There is no allocator to read: no torch, or one without a GPU."""
+
+
 def find() -> tuple[Path, bool]:
     """Where the reader for this torch is kept, and whether it is there. Raises NotBuilt if it can have none."""
     folder, version, git_version = _torch()
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
         raise NotBuilt(f"the native reader needs torch 2.9 or newer, and this is {version}")
     if not list((folder / "lib").glob("libc10_[ch]*.so")):
-        raise NotBuilt(f"torch {version} supports only the CPU")
+        raise NotNeeded(f"torch {version} supports only the CPU: there is no CUDA allocator to read")
     try:
         path = native.library(version, git_version)
         return path, path.exists() and native.is_whole(path.read_bytes())
@@ -99,7 +103,7 @@ def _torch() -> tuple[Path, str, str]:
     """Folder, version and git version of the torch this Python would import; it is not imported."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise NotBuilt("this Python has no torch")
+        raise NotNeeded("this Python has no torch")
     folder = Path(spec.origin).parent
     try:
         text = (folder / "version.py").read_text()
