@@ -36,7 +36,7 @@ def find() -> tuple[Path, bool]:
     if not list((folder / "lib").glob("libc10_[ch]*.so")):
         raise NotNeeded(f"torch {version} supports only the CPU: there is no CUDA allocator to read")
     try:
-        path = native.library(version, git_version)
+        path = native.build_path(version, git_version)
         return path, path.exists() and native.is_whole(path.read_bytes())
     except (RuntimeError, OSError) as error:
         raise NotBuilt(f"the native reader has no place to be kept in ({error})") from error

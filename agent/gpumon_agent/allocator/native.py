@@ -29,7 +29,7 @@ Boundary = Callable[[int, "ctypes.Array[ctypes.c_int64]", "ctypes.Array[ctypes.c
 """device, figures, peaks (raised), RESET | CHECK → READ, DISTURBED, POOLS or FAILED"""
 
 
-def library(version: str, git_version: str) -> Path:
+def build_path(version: str, git_version: str) -> Path:
     """Where the build for this torch is kept: `$XDG_CACHE_HOME/gpumon/native`, by default under ~/.cache.
 
     Raises RuntimeError if the user has no home directory.
@@ -48,7 +48,7 @@ def load() -> Boundary | None:
     from torch import version
 
     try:
-        path = library(version.__version__, version.git_version or "")
+        path = build_path(version.__version__, version.git_version or "")
         if not (_is_ours(path) and _is_ours(path.parent) and is_whole(path.read_bytes())):
             return None
         found: Boundary = ctypes.PyDLL(str(path)).gpumon_boundary
