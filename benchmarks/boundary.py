@@ -2,9 +2,11 @@
 
 Without CUDA it runs on the virtual GPU: the host's work is real, kernels take no time.
 
-boundary   Every boundary of a training loop is timed with caches as cold as training leaves them. About half of them,
-           at random, are timed whole; the others time one `torch._C._cuda_memoryStats` first and then do the work.
-           Longer steps leave colder caches, so there are three step lengths.
+boundary   Boundaries of a training loop are timed with caches as cold as training leaves them: all but those at which a
+           forward begins, where a forecast is made. About half of them, at random, are timed whole; the others time one
+           `torch._C._cuda_memoryStats` first and then do the work. Longer steps leave colder caches, so there are three
+           step lengths.
+readers    One read of the allocator by each reader, after a step of 3 ms and in a tight loop.
 growth     Resident memory over many boundaries, with the publisher running and no viewer.
 """
 
@@ -16,13 +18,17 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
 from common import options, write
 
+from gpumon_agent.allocator import native
+
 BOUNDARY_STEPS = 400
+LOOP = 20_000
 STEPS_MS = (1.0, 3.0, 20.0)
 NOTE = """A boundary is the end of a phase, where the agent reads the allocator, natively if the native reader is built.
 PyTorch's own reader is one call of `torch._C._cuda_memoryStats`, in the same loop.
@@ -102,6 +108,7 @@ def measure(args: argparse.Namespace) -> None:
         training = Training(step_ms)
         header = f"a step of {step_ms:g} ms: {training.layers} layers, 4 boundaries"
         table((header, "p50", "p90", "p99"), boundary(training))
+    table(("one read, µs", "after a step", "in a loop", ""), readers(Training(STEPS_MS[1])))
     table(("resident memory, MiB", "before", "after", "growth"), growth(args.boundaries))
 
 
@@ -125,8 +132,10 @@ def boundary(training: Training) -> Iterator[str]:
     clock = time.perf_counter_ns
     chance = random.Random(0)
 
-    def timed(*args: Any) -> None:
-        if chance.random() < 0.5:
+    def timed(*args: Any, tells: bool = True) -> None:
+        if not tells:  # a forward begins: the forecast of its batch is between this and the sending
+            close(*args, tells=False)
+        elif chance.random() < 0.5:
             began = clock()
             close(*args)
             whole.append(clock() - began)
@@ -144,6 +153,31 @@ def boundary(training: Training) -> Iterator[str]:
     yield _row("PyTorch's own reader, µs", raw)
     yield _row(f"a boundary, read by the {reader} reader, µs", whole)
     yield ROW.format("a boundary ÷ PyTorch's own reader", f"{median(whole) / median(raw):.2f}", "", "")
+
+
+def readers(training: Training) -> Iterator[str]:
+    torch = training.torch
+    ways: dict[str, Callable[[], object]] = {
+        "torch.cuda.memory_allocated()": torch.cuda.memory_allocated,
+        "torch._C._cuda_memoryStats(0)": partial(torch._C._cuda_memoryStats, 0),
+    }
+    torch.cuda.reset_peak_memory_stats()  # then nothing of the stopped agent is around torch's readers
+    found = native.load()
+    if found is not None:
+        peaks = native.Peaks()
+        ways["the native reader"] = lambda: found(0, native.Figures(), peaks, 0)
+    clock = time.perf_counter_ns
+    for name, read in ways.items():
+        cold = []
+        for _ in range(BOUNDARY_STEPS):
+            training.run(1)
+            began = clock()
+            read()
+            cold.append(clock() - began)
+        began = clock()
+        for _ in range(LOOP):
+            read()
+        yield ROW.format(name, f"{median(cold) / 1e3:.1f}", f"{(clock() - began) / LOOP / 1e3:.2f}", "")
 
 
 def growth(boundaries: int) -> Iterator[str]:
