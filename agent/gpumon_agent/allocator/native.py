@@ -1,6 +1,6 @@
 """Reads the CUDA allocator through a C++ function (native.cpp), a quarter of the cost of torch's dict.
 
-`torch._C._cuda_memoryStats` builds a dict of a hundred entries: 20 to 50 µs with the cold caches of a training step.
+`torch._C._cuda_memoryStats` builds a dict of a hundred entries: 12 to 40 µs with the cold caches of a training step.
 `c10::DeviceAllocator::getDeviceStats` (c10/core/CachingDeviceAllocator.h, since torch 2.9) returns the same numbers as
 a struct. The function is compiled for the installed torch by `gpumon doctor --build` or `gpumon run`, never in a
 training process, which only loads what it finds in the user's cache.
