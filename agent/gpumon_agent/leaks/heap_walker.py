@@ -216,13 +216,21 @@ class HeapWalker:
         above: _Level | None = None
         for depth, level in enumerate(levels):
             obj = self._root.find() if above is None else self._again(above, level)
-            if obj is None or id(obj) != level.identity:
+            if obj is None or (id(obj) != level.identity and not self._replaced(obj, level)):
                 for lost in levels[depth:]:  # not fully walked: another path may lead there
                     self._visited.pop(lost.identity, None)
                 del levels[depth:]
                 return
             level.obj = obj
             above = level
+
+    def _replaced(self, obj: Any, level: _Level) -> bool:
+        """Whether `obj` is a longer copy of the level's list or tuple (`values += (loss,)`): the walk goes on in it."""
+        if level.how != SEQUENCE or not isinstance(obj, (list, tuple)) or len(obj) < level.cursor:
+            return False
+        self._visited[id(obj)] = self._visited.pop(level.identity, 0)
+        level.identity = id(obj)
+        return True
 
     def _again(self, above: _Level, level: _Level) -> Any:
         """The object of `level`, looked up in the level above; possibly another object, or None."""
