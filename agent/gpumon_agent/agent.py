@@ -88,6 +88,7 @@ class Agent:
         self._describing_until = ThreadClock(0)
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
+        self._devices_looked_for_at = _DEVICES_LOOKED_FOR_EVERY
         self._hold_after = int(environment.value("GPUMON_HOLD_AFTER") or 0)
         self._descriptor = endpoint.describe(
             name or environment.value("GPUMON_NAME") or _script(),
@@ -188,6 +189,10 @@ class Agent:
             step_closes=self.guard.protect("peak", self.accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
+            step_begins=self.guard.protect("ledger", self._step_begins),
+            work=self.guard.protect("description", self._go_on),
+            read_end=self.devices.end,
+            take_ends=self._take_ends,
             carry_out=self._carry_out,
             on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
             flush=self._flush,
@@ -201,6 +206,7 @@ class Agent:
         self.hooks = Hooks(
             self.phases,
             self.guard,
+            self.governor,
             inputs=self.accounts.inputs,
             rooted=self._rooted,
             entered=self._entered,
@@ -226,10 +232,11 @@ class Agent:
             now=self._now,
             counters=self._counters,
             take=self.requests.take,
+            mark=self.phases.quiet_mark,
         )
 
     def _now(self) -> tuple[int, str, int]:
-        return self.recorder.now
+        return self.phases.where()
 
     def _say(self, events: Iterable[wire.Event | bytes | None]) -> None:
         self.transport.say(events)
@@ -303,7 +310,7 @@ class Agent:
         return [(watched.index, model) for watched in self._models if (model := watched.model()) is not None]
 
     def _redescribe_soon(self) -> None:
-        step = self.recorder.now[0]
+        step = self._now()[0]
         self._redescribed_at |= {step + later for later in _REDESCRIBED_AFTER}
 
     def _rooted(self, module: Module) -> None:
@@ -330,6 +337,7 @@ class Agent:
     def look_for_devices(self) -> None:
         self._follow_wrappers()
         self.phases.readers = self.devices.readers()
+        self.phases.ends_every_ns = self.devices.ends_every_ns
         self.devices.look(self.phases.readers)
         self.outlooks.limits |= self.devices.limits
         self.devices.observe_oom()
@@ -361,7 +369,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------- during the training
 
     def _step_closed(self, step: int, reads: list[tuple[int, Read]]) -> None:
-        now = self.recorder.now[2]
+        now = self._now()[2]
         if now - self._resident_ns > _RESIDENT_EVERY_NS:
             self._resident_ns = now
             self.leaks.resident_bytes = resident_bytes()
@@ -374,9 +382,26 @@ class Agent:
         if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process now
             self._flush()
             time.sleep(_HELD_S)
+        self._step_begins()
+        self.leaks.step_closed(step, reads)
+        if self._hold_after:  # a dry run is short, and every step of it counts
+            self.governor.quiet = False
+        self._work(step)
+
+    def _step_begins(self) -> None:
         if self.governor.ledger:
             self.accounts.begin_step()
-        self.leaks.step_closed(step, reads)
+
+    def _take_ends(self, ends: list[wire.QuietEnd]) -> None:
+        self.leaks.ends(ends)
+        self.phases.works = self.phases.works or self.leaks.census.at_work
+
+    def _go_on(self, step: int) -> None:
+        """A quiet step closed, and something is done in slices."""
+        self.leaks.go_on(step)
+        self._work(step)
+
+    def _work(self, step: int) -> None:
         looked = self.devices.looking
         readers = self.devices.look_on()
         if readers is not None:
@@ -387,10 +412,12 @@ class Agent:
             self._describing = _each(
                 watched.describe(self._describe, self._description_rests) for watched in self._models
             )
-        elif not step % _DEVICES_LOOKED_FOR_EVERY and not looked:
+        elif step >= self._devices_looked_for_at and not looked:
+            self._devices_looked_for_at = step + _DEVICES_LOOKED_FOR_EVERY
             self.look_for_devices()
         if self._describing is not None and not looked:  # one of the two in a step
             self._describe_on(self._describing)
+        self.phases.works = self._describing is not None or self.devices.looking or self.leaks.census.at_work
 
     def _description_rests(self) -> bool:
         """Whether the time for describing is used up."""
@@ -405,7 +432,8 @@ class Agent:
         self._announce()
 
     def _oom(self, device: int, requested: int, total: int, free: int) -> None:
-        step, phase, _ = self.recorder.now
+        step, phase, _ = self._now()
+        self.phases.read_soon()
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.oom_reporter.of(oom))
@@ -419,10 +447,11 @@ class Agent:
 
     def _carry_out(self) -> None:
         self.requests.carry_out()
+        self.phases.works = True  # a census goes on in slices
         self.transport.pump(ThreadClock(_ASKED_NS))
 
     def notice(self, text: str) -> None:
-        self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
+        self.recorder.append(wire.Notice(time.monotonic_ns(), text, self._now()[0]))
         self._flush()
 
     # ----------------------------------------------------------------------------------------- what viewers are told
@@ -443,7 +472,7 @@ class Agent:
 
     def _counters(self) -> tuple[int, int, bool, int | None]:
         governor = self.governor
-        return governor.sample_every, governor.boundary_cost_ns or 0, self._torch.cuda.is_initialized(), self._pinned
+        return governor.read_every, 0, self._torch.cuda.is_initialized(), self._pinned
 
     def _hello(self) -> wire.Hello:
         d = self._descriptor
@@ -497,7 +526,7 @@ class Agent:
         self.devices.stop()
         self._exit_reason.remove()
         self.guard.forget(self.notice)
-        step, phase, _ = self.recorder.now
+        step, phase, _ = self._now()
         if reason == "exception" and self.phases.aborted is not None:
             phase = self.phases.aborted
         self.recorder.append(wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail))

@@ -1,25 +1,42 @@
-"""Keeps the agent within its budget: how often the ledger is read, and, on very short steps, the allocator at all."""
+"""Keeps the agent within its budget: which steps are read, and which of them with their owners.
+
+Most short steps are quiet: their hooks return at once. A step that is read costs more than our own clock shows (hooks,
+the interpreter's cold caches), so its cost is the difference between its duration and that of the quiet steps around
+it. Which steps are read is drawn at random, with a generator of our own, so that the choice cannot follow the batches.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from math import ceil
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import NamedTuple
 
-STEP_SHARE = 0.008  # of the mean step: the rest of the 1 % is for the hooks themselves, which are not timed
-STEP_FLOOR_NS = 100_000  # for any step: one raw allocator read costs about 20 µs of it
+STEP_SHARE = 0.0035  # of the mean step, for all that is read
+STEP_FLOOR_NS = 5_000  # for any step
+TASKS = 3  # that share the budget: phases, owners, batches with new shapes
+CENSUS_SHARE, CENSUS_FLOOR_NS = 0.002, 25_000  # beside it, while memory grows: a leak must get its name soon
 SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
 WAITS = 4  # times that in wall time, with waits for the allocator's lock or a CPU
-STEPS_BETWEEN_DECISIONS = 50
-TIMED_EVERY, TIMED_FIRST = 4, 8
-"""Of the steps that read at each boundary, every nth is timed (at first all): the clock costs time too."""
+READ_FIRST = 100
+"""Steps that are all read: the shape model learns from them, and a short run is seen whole."""
+READ_TOGETHER = 2
+"""Steps in a row that are read: what changes from one step to the next is seen in no other way."""
+READ_AGAIN_NS, LEDGER_AGAIN_NS = 2_000_000_000, 10_000_000_000  # at the latest, whatever it costs
 FIRST_LEDGERS = 2  # steps whose ledger is read before there are costs to decide by
 EARLY_LEDGERS = (5, 10, 20, 40, 80)
 """Steps whose ledger is read at any rate: optimizer state exists, batches settle; short runs have no others."""
+NEWEST = 64  # steps of a kind, to judge by
+DECIDED_EVERY = 8  # steps that are read
+KNOWN_AFTER = 8  # durations of a kind, before it is compared with the others
+UNCLOCKED, UNCLOCKED_MAX = 2.0, 6.0
+"""What a step costs, in units of what our clock shows: assumed before it is known, and at most. Durations vary with the
+batches, so that few of them can show anything."""
 LEDGERS_JUDGED_BY = 8  # before sampled steps count as too expensive: the first have cold caches
 TRIED_AGAIN_BY = 2  # full ledgers, after a rest from them
 REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read only at their end
-EVERY_MAX = 10_000
-LEDGER_SHARE = 0.125  # of the budget, reserved for the ledger
+WAKES_MAX = 16  # new batches in a row that may be read
 REPORTED_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
 
 
@@ -45,28 +62,63 @@ class Rest:
         self.turns = self._left = min(max(self._first, self.turns * 2), self._longest) if dear else 0
 
 
-class Governor:
-    """Decides for each step from the costs of the last ones. `off`: every step is sampled (tests).
+class Share(NamedTuple):
+    """What the agent costs, as a share of the training's time. True cost is within `error` of it, 19 times in 20."""
 
-    The budget is max(0.8 % of the mean step, 100 µs). Reading the allocator at every boundary has priority; the ledger
-    gets the rest, at least an eighth, because an old ledger is useless. Mean costs exclude the largest tenth: a
-    preempted boundary says nothing about the agent.
+    cost: float
+    error: float
+
+
+class _Kind:
+    """The newest steps of a kind: how long they took, and how much of it our own clock saw.
+
+    `costs`: of one, from the durations of a run of them and of the quiet step that followed: a step is sent after it
+    has ended.
     """
 
+    __slots__ = ("costs", "durations", "spent", "steps")
+
+    def __init__(self) -> None:
+        self.durations: deque[int] = deque(maxlen=NEWEST)
+        self.costs: deque[int] = deque(maxlen=NEWEST)
+        self.spent: deque[int] = deque(maxlen=NEWEST)
+        self.steps = 0
+
+    def add(self, duration_ns: int, spent_ns: int) -> None:
+        self.durations.append(duration_ns)
+        self.spent.append(spent_ns)
+        self.steps += 1
+
+    @property
+    def measured_ns(self) -> int | None:
+        return _median(self.costs) if len(self.costs) >= KNOWN_AFTER else None
+
+    def cost_ns(self) -> float:
+        """The same, within what our clock makes credible."""
+        own, measured = _mean(self.spent), self.measured_ns
+        return UNCLOCKED * own if measured is None else min(max(measured, own), UNCLOCKED_MAX * own)
+
+
+class Governor:
+    """Decides for each step from the durations of the last ones. `off`: every step is read, with its owners (tests)."""
+
     __slots__ = (
-        "_boundary",
-        "_costs",
-        "_durations",
-        "_gives_way",
-        "_ledgers",
+        "_closed",
+        "_judged",
+        "_ledger_at",
+        "_ledger_until_ns",
+        "_newest",
         "_off",
+        "_quiet",
+        "_random",
+        "_read",
         "_reported",
         "_rest",
-        "_whole",
-        "_windows",
+        "_run",
+        "_sampled",
+        "_together",
+        "_wakes_ns",
         "at_end_only",
-        "boundaries",
-        "boundary_ns",
         "budget_ns",
         "hurries",
         "ledger",
@@ -74,112 +126,168 @@ class Governor:
         "ledger_every",
         "ledger_ns",
         "ledger_thread_ns",
+        "quiet",
+        "quiet_left",
         "read_every",
-        "reads",
+        "spent_ns",
         "steps",
-        "times",
+        "until_ns",
     )
 
     def __init__(self, *, off: bool = False) -> None:
         self._off = off
+        self._random = random.Random()
         self.steps = 0
-        self.boundaries = 0  # of the current step, if timed
-        self.boundary_ns = 0  # spent in them, raw reads included
+        self.spent_ns = 0  # in our hooks, in the current step
         self.ledger_ns = 0
         self.ledger_thread_ns = 0  # of it, the thread's own time
         self.read_every = 1
         self.ledger_every = 1
         self.ledger_at_end_only = False
-        self.reads = True  # the current step: read the allocator at each boundary
+        self.quiet = False  # the current step is not read
         self.ledger = True  # the current step: read the owners
-        self.times = True  # the current step: its boundaries are timed
         self.at_end_only = False  # full ledgers are too expensive: the models have too many tensors
         self.hurries = False  # their first ledger is built in slices, one at the end of each step
         self.budget_ns: float = STEP_FLOOR_NS  # of a step, as last decided
-        self._gives_way = False
+        self._quiet: deque[int] = deque(maxlen=2 * NEWEST)  # durations
+        self._newest: deque[int] = deque(maxlen=2 * NEWEST)  # of all steps
+        self._read, self._sampled = _Kind(), _Kind()
+        self._closed: _Kind | None = None  # of the step that was read last
+        self._run: list[tuple[_Kind, int]] = []  # the steps that were read since the last quiet one, with durations
+        self._together = 0  # of which so many are still to come
+        self.quiet_left = 0  # quiet steps before the next that is read
+        self.until_ns = self._ledger_until_ns = 0  # when the next must be read
+        self._ledger_at = 0  # the step that has the next ledger
+        self._wakes_ns: float = 0  # what new batches may still cost
         self._reported = (1, 1)  # the rates last reported to viewers
-        self._durations: deque[int] = deque(maxlen=200)
-        self._boundary: deque[int] = deque(maxlen=50)  # of steps that read at each boundary
-        self._windows: deque[int] = deque(maxlen=50)  # their boundaries
-        self._ledgers: deque[int] = deque(maxlen=32)
-        self._whole: list[int] = []  # costs of the newest sampled steps with a ledger at every phase
+        self._judged: list[int] = []  # costs of the newest sampled steps with a ledger at every phase
         self._rest = Rest(REST_MAX, REST_FIRST)
-        self._costs: deque[int] = deque(maxlen=64)  # of one boundary, step by step
 
     @property
-    def boundary_cost_ns(self) -> int | None:
-        """Median cost of a boundary in the last steps that read the allocator."""
-        costs = sorted(self._costs)
-        return costs[len(costs) // 2] if costs else None
+    def census_ns(self) -> int:
+        """Of a step, for a census."""
+        return max(CENSUS_FLOOR_NS, int(_mean(self._newest) * CENSUS_SHARE))
 
-    @property
-    def sample_every(self) -> int:
-        return max(self.read_every, self.ledger_every)
+    def quiet_closed(self, durations_ns: Sequence[int]) -> None:
+        """Steps closed that were not read."""
+        self.steps += len(durations_ns)
+        if self._run and durations_ns:
+            self._measure(durations_ns[0])
+            durations_ns = durations_ns[1:]
+        self._quiet.extend(durations_ns)
+        self._newest.extend(durations_ns)
 
-    def step_closed(self, duration_ns: int) -> str | None:
-        """Returns a sentence for viewers if the rates changed."""
+    def spent_in_closing(self, ns: int) -> None:
+        """Of the step that was read last: sending it."""
+        spent = self._closed.spent if self._closed is not None else ()
+        if spent:
+            spent[-1] += ns
+
+    def _measure(self, duration_ns: int) -> None:
+        """The first quiet step after a run of others closes."""
+        run, self._run = self._run, []
+        quiet = self._quiet_ns()
+        if quiet is None or len(run) > READ_TOGETHER:
+            return
+        cost = sum([duration for _, duration in run]) + duration_ns - (len(run) + 1) * quiet
+        sampled = [kind for kind, _ in run if kind is self._sampled]
+        if sampled:
+            read = self._read.measured_ns
+            if read is not None:
+                self._sampled.costs.append(int(cost - (len(run) - len(sampled)) * read) // len(sampled))
+        else:
+            self._read.costs.append(int(cost) // len(run))
+
+    def wake(self, now_ns: int) -> None:
+        """The step that begins is read."""
+        self.quiet = False
+        self._together = READ_TOGETHER
+        self._choose_ledger(now_ns)
+
+    def may_wake(self) -> bool:
+        """Whether a batch with new shapes may be read in its turn. Then call `wake_for_batch`."""
+        cost = self._read.cost_ns()
+        self._wakes_ns = min(self._wakes_ns, WAKES_MAX * cost)
+        if self._wakes_ns < cost:
+            return False
+        self._wakes_ns -= cost
+        self.quiet = self.ledger = False
+        self._together = 1
+        return True
+
+    def step_closed(self, duration_ns: int, now_ns: int, *, may_rest: bool = True) -> str | None:
+        """A step that was read closes. Returns a sentence for viewers if the rates changed."""
         self.steps += 1
         said = None
-        if self.times and self.boundaries:
-            self._costs.append(self.boundary_ns // self.boundaries)
         if not self._off:
+            self._closed = None
             if self.steps > 1:  # the first includes loading, and an evaluation before training
-                self._durations.append(duration_ns)
-                if self.times:
-                    self._boundary.append(self.boundary_ns)
-                    self._windows.append(self.boundaries)
-            if self.ledger and self.ledger_ns:
-                self._ledgers.append(self.ledger_ns)
-                if not self.ledger_at_end_only:
-                    self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
-            if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
+                self._newest.append(duration_ns)
+                self._closed = self._sampled if self.ledger and self.ledger_ns else self._read
+                self._closed.add(duration_ns, self.spent_ns)
+                self._run = [*self._run[-READ_TOGETHER:], (self._closed, duration_ns)]
+            if self.ledger and self.ledger_ns and not self.ledger_at_end_only:
+                self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
+            read = self._read.steps + self._sampled.steps
+            if self.steps in (FIRST_LEDGERS, EARLY_LEDGERS[0]) or not read % DECIDED_EVERY:
                 said = self._decide()
-            early = self.steps in EARLY_LEDGERS
-            self.reads = early or not self.steps % self.read_every
-            self.ledger = early or (self.reads and (self.hurries or not self.steps % self.ledger_every))
-            if self.ledger:
-                self.ledger_at_end_only = not self._rest.is_over() or self.at_end_only
-        self.times = self.reads and (self.steps < TIMED_FIRST or not self.steps // self.read_every % TIMED_EVERY)
-        self.boundaries = self.boundary_ns = self.ledger_ns = self.ledger_thread_ns = 0
+            self._choose(now_ns, may_rest=may_rest)
+        self.spent_ns = self.ledger_ns = self.ledger_thread_ns = 0
         return said
+
+    def _choose(self, now_ns: int, *, may_rest: bool) -> None:
+        """Whether the next step is read, and if so, with its owners."""
+        self.quiet_left = 0
+        self._together -= 1
+        if may_rest and self._together <= 0 and self.steps >= READ_FIRST and not self.hurries:
+            self.quiet_left = self._random.randint(0, 2 * READ_TOGETHER * (self.read_every - 1))
+            self._together = 0 if self.quiet_left else READ_TOGETHER
+        self.quiet = self.quiet_left > 0
+        self.until_ns = now_ns + READ_AGAIN_NS
+        self._wakes_ns += (self.quiet_left + 1) * self.budget_ns / TASKS
+        if self.quiet:
+            self.ledger = False
+        else:
+            self._choose_ledger(now_ns)
+
+    def _choose_ledger(self, now_ns: int) -> None:
+        due = self.steps >= self._ledger_at or now_ns >= self._ledger_until_ns
+        self.ledger = due or self.hurries or self.steps in EARLY_LEDGERS
+        if due:
+            self._ledger_at = self.steps + self.ledger_every
+            self._ledger_until_ns = now_ns + LEDGER_AGAIN_NS
+        if self.ledger:
+            self.ledger_at_end_only = not self._rest.is_over() or self.at_end_only
 
     def _judge(self, cost_ns: int) -> None:
         """Pauses full ledgers if their median cost is too high (single ones have cold caches)."""
-        self._whole.append(cost_ns)
-        if len(self._whole) < (TRIED_AGAIN_BY if self._rest.turns else LEDGERS_JUDGED_BY):
+        self._judged.append(cost_ns)
+        if len(self._judged) < (TRIED_AGAIN_BY if self._rest.turns else LEDGERS_JUDGED_BY):
             return
-        self._rest.judge(dear=sorted(self._whole)[(len(self._whole) - 1) // 2] > SAMPLED_STEP_NS)
-        self._whole.clear()
-
-    def give_way(self, on: bool) -> None:
-        """`on`: a census uses half of the budget."""
-        if on != self._gives_way:
-            self._gives_way = on
-            if not self._off and self.steps > FIRST_LEDGERS:
-                self._decide()
+        self._rest.judge(dear=sorted(self._judged)[(len(self._judged) - 1) // 2] > SAMPLED_STEP_NS)
+        self._judged.clear()
 
     def ask_ledger(self) -> None:
         """Samples the step that begins now, at any rate."""
-        self.reads = self.ledger = True
+        self.quiet = False
+        self.ledger = True
+
+    def _quiet_ns(self) -> float | None:
+        return _median(self._quiet) if len(self._quiet) >= KNOWN_AFTER else None
+
+    def _step_ns(self) -> float:
+        return _mean(self._newest)
 
     def _decide(self) -> str | None:
-        step = sum(self._durations) / max(1, len(self._durations))
-        self.budget_ns = budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
-        if self._gives_way:
-            budget /= 2
-        boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
-        # a change needs an eighth of difference, else the rate would oscillate around the limit
-        if boundary > budget * (1.0 if self.read_every == 1 else 1.0 - LEDGER_SHARE):
-            self.read_every = min(max(2, ceil(boundary / budget)), EVERY_MAX)
-        else:
-            self.read_every = 1
-        left = max(budget - boundary / self.read_every, budget * LEDGER_SHARE)
-        if ledger:
-            every = ceil(ledger / left) if left > ledger / EVERY_MAX else EVERY_MAX
-            if not 0.8 * self.ledger_every <= every <= self.ledger_every:
-                self.ledger_every = max(1, every)
-        if self.read_every > 1:  # the ledger belongs to a reading
-            self.ledger_every = ceil(self.ledger_every / self.read_every) * self.read_every
+        step = _mean(self._newest)
+        self.budget_ns = step * STEP_SHARE + STEP_FLOOR_NS
+        each = self.budget_ns / TASKS
+        # before steps without a ledger were read, those with one show that half at least
+        read = self._read.cost_ns() or (UNCLOCKED * _mean(self._sampled.spent))
+        self.read_every = max(1, ceil(read / each))
+        sampled = max(self._sampled.cost_ns(), read)  # its phases are read, too
+        self.ledger_every = max(1, ceil(sampled / each))
+        self._ledger_at = min(self._ledger_at, self.steps + self.ledger_every)
         rates = self.read_every, self.ledger_every
         if all(
             reported / REPORTED_AGAIN_FACTOR < rate < reported * REPORTED_AGAIN_FACTOR
@@ -187,15 +295,38 @@ class Governor:
         ):
             return None
         self._reported = rates
-        if self.read_every > 1:
-            return (
-                f"to read the allocator at each of {_mean(self._windows):.0f} phases costs {boundary / 1e6:.2g} ms "
-                f"of a step of {step / 1e6:.3g} ms, so one step in {self.read_every} is read at every phase, one in "
-                f"{self.ledger_every} has a ledger"
-            )
-        return f"to stay within 1 % of a step, the ledger is read every {self.ledger_every} steps"
+        return (
+            f"to read a step costs {read / 1e6:.2g} ms of {step / 1e6:.3g} ms, so about one step in "
+            f"{self.read_every:,} is read, one in {self.ledger_every:,} with its owners"
+        )
+
+    def share(self) -> Share | None:
+        """What reading costs, from durations. None: not known, because too few steps were quiet."""
+        quiet = self._quiet_ns()
+        if quiet is None or not quiet:
+            return None
+        cost = error = 0.0
+        for kind, every in ((self._read, self.read_every), (self._sampled, self.ledger_every)):
+            measured = kind.measured_ns
+            if measured is not None:
+                cost += measured / every / quiet
+                error += 2 * _spread(kind.costs) / every / quiet
+        return Share(cost, error)
+
+
+def _median(values: deque[int]) -> int:
+    in_order = sorted(values)
+    return in_order[len(in_order) // 2]
+
+
+def _spread(values: deque[int]) -> float:
+    """Standard error of the median, from the median deviation: robust against single slow steps."""
+    middle = _median(values)
+    deviations = sorted(abs(value - middle) for value in values)
+    return 1.253 * 1.4826 * deviations[len(deviations) // 2] / sqrt(len(values))
 
 
 def _mean(costs: deque[int]) -> float:
+    """Without the largest tenth: a step in which we were preempted says nothing about us."""
     kept = sorted(costs)[: max(1, ceil(len(costs) * 0.9))]
     return sum(kept) / len(kept) if kept else 0.0

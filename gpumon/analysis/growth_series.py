@@ -50,6 +50,12 @@ class DeviceGrowth:
         size = (record.closed.input_bytes or 0) if record.closed is not None else 0
         if owners is not None and owners.weights is not None:
             self._own(step, owners, size)
+        if record.closed is not None:
+            self._waiting += [
+                (each.step, size, each.allocated, each.allocations, None)
+                for each in record.closed.quiet_ends
+                if each.device == end.device
+            ]
         allocated, reserved = end.allocated, end.reserved
         slack = None if allocated is None or reserved is None else reserved - max(allocated, highest)
         self._waiting.append((step, size, allocated, end.allocations, slack))

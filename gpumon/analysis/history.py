@@ -54,7 +54,7 @@ class Looked(NamedTuple):
 
     figures: StepPeaks | None  # None: neither forward nor backward, no allocator figures, or events lost
     end: wire.Phase | None  # the last optimizer phase, or the last phase if there is none
-    highest: int  # highest peak of the phases read; 0: none was read
+    highest: int  # highest peak of the phases read, and of the quiet steps before; 0: none was read
     evaluated: bool  # a phase in eval mode is among them
     ran: bool  # a forward completed, the bytes before it are known, and all phases were read
 
@@ -110,6 +110,8 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
         end = here[-1]
     ran = all_read and began_read and forwards > 0
     closed = record.closed
+    if closed is not None and closed.quiet_peaks and here:
+        highest = max(highest, wire.quiet_peak(closed, here[0].device))
     if closed is None or not record.whole or start is None or end is None or end.allocated is None or not peaks:
         return Looked(None, end, highest, evaluated, ran)
     tallest = max(peaks, key=peaks.__getitem__)
@@ -155,34 +157,3 @@ def higher(known: HighestStep | None, step: int, seen: Looked) -> HighestStep | 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
     """None without forward and backward, without allocator figures, or if events were lost."""
     return look(record, record.on(device)).figures
-
-
-def carried(known: StepPeaks, record: StepRecord, seen: Looked) -> StepPeaks | None:
-    """Reconstructs a step for which the agent, to save time, read only the final values and the peak.
-
-    The allocator's peaks are reset when a step's last phase is read, so that phase's peak covers the whole step. The
-    rest comes from the step known before, moved by the bytes that stay; no phase exceeds the peak. None if the end was
-    not read either.
-    """
-    end, closed = seen.end, record.closed
-    if closed is None or not record.whole or end is None or not end.flags & wire.BOUND:
-        return None
-    if end.phase != wire.OPTIMIZER or end.allocated is None or end.allocated_peak is None:
-        return None
-    moved, peak = end.allocated - known.end, seen.highest
-    return known._replace(
-        step=record.step,
-        start=known.start + moved,
-        end=end.allocated,
-        phases=tuple(
-            [PhasePeak(p, peak if p == known.peak_phase else min(peak, was + moved)) for p, was in known.phases]
-        ),
-        peak=peak,
-        input_bytes=_largest_batch(closed, record.on(end.device)),
-        input_shapes=closed.input_shapes,
-        skipped=closed.skipped,
-        reserved=end.reserved,
-        reserved_peak=end.reserved_peak,
-        stranded=end.inactive_split or 0,
-        backward_end=None,
-    )

@@ -22,7 +22,7 @@ from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.findings import tables
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.growth_series import DeviceGrowth, HostGrowth
-from gpumon.analysis.history import StepPeaks, carried, higher, look
+from gpumon.analysis.history import StepPeaks, higher, look
 from gpumon.analysis.leak_identity import LeakNames
 from gpumon.analysis.persistent_conditions import PersistentConditions
 from gpumon.analysis.reports import RankReport
@@ -96,13 +96,10 @@ class DeviceState:
     def catch_up(self, steps: Sequence[StepRecord], owners: Owned | None) -> None:
         """Relearns the forecast from every step, as for a newly met rank: it is displayed now."""
         self.forecaster, self.skipped = Forecaster(), False
-        newest: StepPeaks | None = None
         for record in steps:
-            seen = look(record, record.on(self.index))
-            known = seen.figures or (carried(newest, record, seen) if newest is not None else None)
+            here = record.on(self.index)
+            known = look(record, here).figures
             if known is not None:
-                newest = known
-                here = record.on(self.index)
                 self.forecaster.observe(known, here, owners.gradients if owners is not None else None)
 
     def observe(
@@ -121,13 +118,11 @@ class DeviceState:
         """
         seen = [look(record, here) for record, here in steps]
         figures: list[tuple[StepPeaks, Phases]] = []
-        for (record, here), each in zip(steps, seen, strict=True):
+        for (_, here), each in zip(steps, seen, strict=True):
             known = each.figures
-            if known is None and self.newest is not None:
-                known = carried(self.newest, record, each)
-            elif known is not None and not known.skipped and self._tells(known):
-                self.first.setdefault(kind(known), []).append(known)
             if known is not None:
+                if not known.skipped and self._tells(known):
+                    self.first.setdefault(kind(known), []).append(known)
                 self.newest = known
                 figures.append((known, here))
         if forecast:

@@ -136,6 +136,8 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "step": closed.step,
         "device": report.device,
         "duration_s": _seconds(closed.duration_ns),
+        "quiet_steps": closed.quiet,
+        "quiet_peak": None if (peak := wire.quiet_peak(closed, report.device)) < 0 else peak,
         "input_bytes": closed.input_bytes,
         "input_shapes": [list(shape) for shape in closed.input_shapes],
         "phases": [_phase(record, phase, report.held) for phase in record.on(report.device)],

@@ -33,7 +33,7 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     replayed: bool = False
     whole: bool = True  # False: events of this step were lost (a gap in the numbers)
     alone: int | None = None  # the device of all phases, if there is only one: cached, since every step needs it
-    highest: int = -1  # peak of allocated there; -1: unknown
+    highest: int = -1  # peak of allocated there, of its own phases; -1: unknown
 
     def on(self, device: int) -> tuple[wire.Phase, ...]:
         if self.alone == device:
@@ -41,11 +41,14 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
         return tuple([phase for phase in self.phases if phase.device == device])
 
     def peak(self, device: int) -> int | None:
-        """The highest allocated peak on a device; None if no phase's peak was read."""
-        if self.alone == device:
-            return self.highest if self.highest >= 0 else None
-        highest = wire.tallest(self.on(device))
-        return None if highest is None else highest.allocated_peak
+        """The highest allocated peak on a device, of this step and the quiet ones before it; None if none was read."""
+        highest = self.highest
+        if self.alone != device:
+            tallest = wire.tallest(self.on(device))
+            highest = -1 if tallest is None or tallest.allocated_peak is None else tallest.allocated_peak
+        if self.closed is not None and self.closed.quiet_peaks:
+            highest = max(highest, wire.quiet_peak(self.closed, device))
+        return highest if highest >= 0 else None
 
     def devices(self) -> set[int]:
         return {phase.device for phase in self.phases} if self.alone is None else {self.alone}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumon_agent import agent as agents
-from gpumon_agent import wire
+from gpumon_agent import governor, wire
 
 FLAGS = {
     wire.INFERRED: "inferred",
@@ -61,4 +61,20 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     watched.agent.leave("stopped")
     failed = dict(watched.agent.guard.failures)
     watched.agent.guard.failures.clear()  # the process has one guard: another test must not inherit them
+    assert not failed
+
+
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """An agent that reads four steps, and then rests for as long as the test wants."""
+    monkeypatch.setenv("GPUMON_GOVERNOR", "on")
+    monkeypatch.setattr(governor, "READ_FIRST", 4)
+    monkeypatch.setattr(governor, "READ_AGAIN_NS", 1 << 61)
+    monkeypatch.setattr(governor.Governor, "_decide", lambda self: None)
+    watched = Watched()
+    watched.agent.governor.read_every = watched.agent.governor.ledger_every = 10**9
+    yield watched
+    watched.agent.leave("stopped")
+    failed = dict(watched.agent.guard.failures)
+    watched.agent.guard.failures.clear()
     assert not failed

@@ -19,6 +19,7 @@ import zoo
 
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
+from gpumon_agent.governor import Governor
 from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.census import ROUNDS
 from gpumon_agent.leaks.heap_walker import DEPTH_MAX, HeapWalker, Root
@@ -209,7 +210,7 @@ def test_a_slice_begins_if_200_steps_earn_100_microseconds(
     """A shorter one would do little but find its place again, and a longer rest would let a census take for ever."""
     monkeypatch.delenv("GPUMON_GOVERNOR", raising=False)
     agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
-    agent.governor.budget_ns = 4 * earned_ns  # of which a census gets a quarter
+    monkeypatch.setattr(Governor, "census_ns", earned_ns)
     grow(agent)
     agent.leave("stopped")
     assert bool(times) == begins
@@ -295,6 +296,27 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     assert met == [1, 2]
     assert walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_container_that_is_replaced_by_a_longer_one_is_read_on(kind: type[Any]) -> None:
+    """`values += (loss,)` makes a new tuple in each step, and a walk takes several."""
+    holder = types.SimpleNamespace(values=kind(torch.ones(length) for length in (1, 2, 3)))
+    met: list[int] = []
+
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
+        met.append(len(tensor))
+        if met == [1, 2]:
+            walk.once_more()
+        return True
+
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
+    walk.begin([Root(lambda: {"holder": holder}, named=True)], limit=6)
+    assert not walk.run(ThreadClock(1_000_000_000), lambda: False)
+    holder.values = kind((*holder.values, torch.ones(4)))
+    while not walk.run(ThreadClock(1_000_000_000), lambda: False):
+        pass
+    assert met == [1, 2, 2, 3, 4]
 
 
 def walked(space: dict[str, Any], limit: int = 200) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The small parts: the guard, the queue, the governor, the last words."""
+"""The small parts: the guard, the queue, the last words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 import gpumon_agent
 from gpumon.analysis.findings.agent import MISSING
 from gpumon_agent import wire
-from gpumon_agent.governor import Governor
 from gpumon_agent.guard import FAILURES_MAX, Guard
 from gpumon_agent.guard import guard as registry
 from gpumon_agent.hooks.recorder import Recorder
@@ -128,129 +127,6 @@ def test_the_queue_is_inert_in_a_forked_child() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def run(governor: Governor, steps: int, *, step_ms: float, boundary_us: float, ledger_us: float) -> tuple[float, str]:
-    """The mean cost of a step in µs, and what was said, where costs are as given."""
-    spent, said = 0.0, []
-    for _ in range(steps):
-        if governor.reads:
-            governor.boundary_ns = int(boundary_us * 1000)
-        if governor.ledger:
-            governor.ledger_ns = int(ledger_us * 1000)
-        spent += governor.boundary_ns + governor.ledger_ns
-        said.append(governor.step_closed(int(step_ms * 1e6)))
-    return spent / steps / 1000, " ".join(filter(None, said))
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "boundary_us", "ledger_us"),
-    [(20, 120, 800), (100, 150, 9000), (5, 80, 400), (2, 130, 500), (1000, 150, 50)],
-)
-def test_the_governor_keeps_the_mean_within_the_budget(step_ms: float, boundary_us: float, ledger_us: float) -> None:
-    governor = Governor()
-    run(governor, 200, step_ms=step_ms, boundary_us=boundary_us, ledger_us=ledger_us)
-    mean, _ = run(governor, 2000, step_ms=step_ms, boundary_us=boundary_us, ledger_us=ledger_us)
-    assert mean <= max(step_ms * 10, 100)
-    assert (governor.read_every > 1) == (boundary_us > max(step_ms * 8, 100))
-
-
-def test_dear_boundaries_leave_the_ledger_its_share() -> None:
-    governor = Governor()
-    mean, _ = run(governor, 2000, step_ms=25, boundary_us=190, ledger_us=9000)
-    assert governor.read_every == 1
-    assert governor.ledger_every == 360  # 9 ms in 9 s
-    assert mean <= 250
-
-
-def test_the_governor_says_what_it_changes_and_comes_back() -> None:
-    governor = Governor()
-    _, said = run(governor, 100, step_ms=20, boundary_us=120, ledger_us=800)
-    assert "the ledger is read every 20 steps" in said
-    _, said = run(governor, 1000, step_ms=1000, boundary_us=120, ledger_us=800)
-    assert governor.sample_every == 1
-
-
-def test_an_evaluation_before_training_costs_no_readings() -> None:
-    """nanoGPT begins with 400 forwards: 800 boundaries in step 0."""
-    governor = Governor()
-    governor.boundaries, governor.boundary_ns, governor.ledger_ns = 800, 24_000_000, 500_000
-    told = [governor.step_closed(8_000_000_000)]
-    read, ledgers = [], []
-    for step in range(1, 120):
-        read.append(governor.reads)
-        if governor.ledger:
-            ledgers.append(step)
-            governor.ledger_ns = 500_000
-        governor.boundaries, governor.boundary_ns = 5, 150_000
-        told.append(governor.step_closed(20_000_000))
-    assert all(read[20:]), read
-    assert {1, 5, 10, 20, 40, 80} <= set(ledgers)
-    assert not any("step" in text and "one step in" in text for text in told if text)
-
-
-def test_steps_too_short_to_be_read_say_what_it_would_cost() -> None:
-    governor = Governor()
-    said = []
-    for _ in range(60):
-        governor.boundaries, governor.boundary_ns = (6, 600_000) if governor.reads else (0, 0)
-        said.append(governor.step_closed(2_000_000))
-    assert [text for text in said if text] == [
-        "to read the allocator at each of 6 phases costs 0.6 ms of a step of 2 ms, so one step in 6 is read at every "
-        "phase, one in 6 has a ledger"
-    ]
-
-
-def test_a_rate_that_wavers_with_the_load_is_told_once() -> None:
-    governor = Governor()
-    run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
-    said = [run(governor, 400, step_ms=20, boundary_us=120, ledger_us=cost)[1] for cost in (600, 1000, 700, 1200)]
-    assert said == ["", "", "", ""]
-
-
-@pytest.mark.parametrize(("dearer", "told"), [(2.5, False), (4, True)])
-def test_a_ledger_that_comes_a_third_as_often_is_told(dearer: float, told: bool) -> None:
-    """A user who compares two ledgers must know that they are further apart now."""
-    governor = Governor()
-    run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
-    _, said = run(governor, 2000, step_ms=20, boundary_us=120, ledger_us=800 * dearer)
-    assert bool(said) is told
-
-
-def test_the_clock_is_read_in_each_of_the_first_steps_and_then_in_one_of_four() -> None:
-    """The first decisions need figures; later ones have enough, and the clock costs as much as a reading."""
-    governor = Governor()
-    timed = []
-    for step in range(40):
-        if governor.times:
-            timed.append(step)
-        governor.boundaries, governor.boundary_ns = 5, 10_000
-        governor.step_closed(20_000_000)
-    assert timed == [*range(8), *range(8, 40, 4)]
-
-
-def test_a_cost_that_changes_is_answered_within_50_steps() -> None:
-    governor = Governor()
-    run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
-    assert governor.ledger_every > 1
-    run(governor, 50, step_ms=1000, boundary_us=120, ledger_us=800)
-    assert governor.ledger_every == 1
-
-
-def test_one_step_in_ten_thousand_is_read_whatever_a_reading_costs() -> None:
-    governor = Governor()
-    run(governor, 9_999, step_ms=0.01, boundary_us=10_000_000, ledger_us=10_000_000)
-    assert not governor.reads
-    governor.step_closed(10_000)
-    assert governor.reads
-    assert governor.ledger
-
-
-def test_a_governor_that_is_off_samples_every_step() -> None:
-    governor = Governor(off=True)
-    run(governor, 300, step_ms=1, boundary_us=5000, ledger_us=5000)
-    assert governor.reads
-    assert governor.ledger
-
-
 CAUGHT = """
 try:
     sys.exit(3)
@@ -320,26 +196,3 @@ model(torch.ones(2, 4))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.splitlines(keepends=True)[-1]
-
-
-def ledgers(governor: Governor, steps: int, *, thread_ns: int, wall_ns: int, every: int = 1) -> list[int]:
-    """The steps whose ledger was read at every phase, of steps long enough to read it in each."""
-    read = []
-    for step in range(steps):
-        if governor.ledger and not governor.ledger_at_end_only:
-            read.append(step)
-            governor.ledger_thread_ns, governor.ledger_ns = thread_ns, wall_ns
-        governor.step_closed(10**12)
-    return read
-
-
-@pytest.mark.parametrize(
-    ("thread_ms", "wall_ms", "dear"),
-    [(9, 9, False), (11, 11, True), (1, 39, False), (1, 41, True)],  # its own time, or four times that by the clock
-)
-def test_a_ledger_of_more_than_10_ms_rests_after_eight_and_is_tried_again_by_two(
-    thread_ms: int, wall_ms: int, dear: bool
-) -> None:
-    read = ledgers(Governor(), 64, thread_ns=thread_ms * 10**6, wall_ns=wall_ms * 10**6)
-    expected = [*range(8), 16, 17, 34, 35] if dear else list(range(64))
-    assert read == expected, read

@@ -11,10 +11,9 @@ from gpumon_agent.governor import Governor
 def test_a_machine_under_load_makes_no_ledger_dear_but_what_it_waits_for_does() -> None:
     for wall_ms, rests in ((35, False), (45, True)):
         governor = Governor()
-        for _ in range(40):
+        for step in range(40):
             governor.ledger_thread_ns, governor.ledger_ns = 6_000_000, wall_ms * 1_000_000
-            governor.boundaries = 3
-            governor.step_closed(10**11)
+            governor.step_closed(10**11, step * 10**11)
         assert governor.ledger_at_end_only is rests
 
 
@@ -26,8 +25,7 @@ def test_ledgers_that_are_too_dear_are_rested_from_and_come_back() -> None:
         governor.ledger_thread_ns = governor.ledger_ns
         if not governor.ledger_at_end_only:
             whole.append(step)
-        governor.boundaries = 3
-        governor.step_closed(10**11)  # so long that every step is sampled
+        governor.step_closed(10**11, step * 10**11)  # so long that every step is sampled
     assert whole[:12] == [*range(8), 16, 17, 34, 35]
     assert len([step for step in whole if step < 1000]) < 30
     assert whole[-1] == 3999  # and for good, once they are not
@@ -42,8 +40,7 @@ def test_dear_ledgers_are_tried_again_after_512_steps_however_long_they_were_dea
         governor.ledger_ns = governor.ledger_thread_ns = 15_000_000
         if not governor.ledger_at_end_only:
             whole.append(step)
-        governor.boundaries = 3
-        governor.step_closed(10**11)
+        governor.step_closed(10**11, step * 10**11)
     assert max(b - a for a, b in pairwise(whole)) == 1 + 512
 
 

@@ -60,36 +60,6 @@ def test_the_interval_is_wide_at_first_and_closes_on_steady_shapes() -> None:
     assert widths[3] > widths[10] > widths[59] or widths[10] == widths[59] == 0
 
 
-@pytest.mark.parametrize("optimizer_peaks", [False, True])
-def test_steps_read_at_their_end_only_leave_a_forecast_and_the_steps_until_memory_is_out(optimizer_peaks: bool) -> None:
-    """As the agent reads very short steps: one in 42 whole, of the others what stands at their end and the highest."""
-    run = Run(
-        activations=lambda step: (20 if optimizer_peaks else 300) * MIB,
-        kept=lambda step: 3 * MIB * max(0, step - 60),
-        total=2 * GIB,
-        sampled_every=1000,
-    )
-    store, reporter = SessionStore(StoreLimits(steps=100)), Reporter()
-    for received in run.stream(130, host_every=1):
-        event = received.event
-        if isinstance(event, wire.Phase) and event.step > 1 and event.step % 42:
-            whole = event.phase == "optimizer"
-            blank = dict.fromkeys(("allocated", "allocated_peak", "reserved", "reserved_peak", "inactive_split"))
-            event = replace(event, **({} if whole else blank), flags=wire.BOUND if whole else 0)
-            if whole:
-                event = replace(event, allocated_peak=run.peak(event.step))
-        store.apply(replace(received, event=event))
-    report = reporter.rank(store.frame(0).ranks[0])
-    said = report.devices[0].forecast
-    assert said is not None
-    assert abs(said.next_peak / run.peak(130) - 1) < 0.005
-    assert said.bytes_per_step == 3 * MIB
-    assert said.phase == ("optimizer" if optimizer_peaks else "backward")
-    assert said.steps_to_oom is not None
-    assert said.headroom is not None
-    assert 0.9 < said.steps_to_oom / (said.headroom / (3 * MIB)) < 1.1
-
-
 def lengths(seed: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randint(64, 512) for _ in range(700)]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from gpumon_agent import endpoint, thread_clock, wire
 from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.quiet_mark import QuietMark
 from gpumon_agent.transport import messages
 from gpumon_agent.transport.trainer import Transport
 
@@ -38,6 +39,7 @@ class Trains:
             now=lambda: (self.step, self.phase, self.now_ns()),
             counters=lambda: (1, 0, False, None),
             take=lambda request: self.taken.append(request.what),
+            mark=QuietMark(),
         )
 
     def picture(self) -> list[wire.Event]:

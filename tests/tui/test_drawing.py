@@ -200,6 +200,16 @@ def test_columns_drop_from_the_least_wanted_on(store_of, new_run):
     ]
 
 
+@pytest.mark.parametrize("quiet", [0, 7])
+def test_one_step_in_so_many_is_read_only_after_quiet_steps(store_of, new_run, quiet):
+    run = new_run().usual(20)
+    run.say(wire.Heartbeat(run.t_ns, 12_433, "between", run.t_ns, sample_every=40))
+    run.say(wire.Phase(12_432, "forward", 0, 0, run.t_ns, 1, GIB // 2, GIB), numbered=True)
+    run.say(wire.Step(12_432, run.t_ns, 1, phases=1, quiet=quiet), numbered=True)
+    lines = plain(phase_lines(phases(view_of(store_of(run))), 80, 9, UNICODE, ""))
+    assert ("one step in 40 is read" in lines) == bool(quiet)
+
+
 def test_many_micro_batches_are_folded_by_phase(store_of, new_run):
     rows = phases(view_of(store_of(new_run().usual(20)))).rows
     folded = fold(rows * 4)

@@ -85,6 +85,10 @@ class CudaProbe:
         stats = self._peaks.read(device)
         return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
 
+    def end(self, device: int) -> tuple[int, int] | None:
+        """(allocated, live blocks), without closing a window."""
+        return None if self.silent else self._peaks.end(device)
+
     def observe_oom(self, *, began: bool = False) -> None:
         """Attaches an observer that runs before OutOfMemoryError is raised. Call it after CUDA is initialized.
 

@@ -162,7 +162,7 @@ class Peaks:
     """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
 
     __slots__ = (
-        "_C", "_installed", "_leaving", "_native", "_patches", "_proofs_left", "_shadows", "_tell",
+        "_C", "_installed", "_leaving", "_native", "_patches", "_proofs_left", "_shadows", "_tell", "_unused",
         "bounds", "read", "reset",
     )  # fmt: skip
 
@@ -180,6 +180,7 @@ class Peaks:
         off = bounds or environment.value("GPUMON_NATIVE") == "off"
         self._native = None if off else native.load()
         self._proofs_left = PROOFS
+        self._unused = native.Peaks()
         for before in REGISTRY.lingering[:]:  # started again after stop(): keep the user's older peaks
             self._shadows.update(before._shadows)
             before._shadows.clear()
@@ -289,6 +290,15 @@ class Peaks:
         if not flags and not shadow.carried and not shadow.carried_reserved:
             return stats
         return _carried(shadow, figures(stats, flags))
+
+    def end(self, device: int) -> tuple[int, int]:
+        """(allocated, live blocks) now. Resets nothing."""
+        if self._native is not None and not self._proofs_left:
+            read = native.Figures()
+            if self._native(device, read, self._unused, 0) == READ:
+                return read[0], read[7]
+        stats = self.read(device)
+        return stats["allocated_bytes"]["all"]["current"], stats["allocation"]["all"]["current"]
 
     def _prove(self, read_natively: native.Boundary, device: int, stats: Stats) -> None:
         """Compares a native reading with `stats`, to the byte. Another thread may have allocated between the two."""

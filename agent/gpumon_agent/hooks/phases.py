@@ -17,6 +17,10 @@ windows that no backward used (`Step.evaluated`).
 If the engine begins before any forward in the step, a `forward (inferred)` is closed. A step closes at the end of
 `optimizer.step`: at once if one optimizer is known, at the next event if several take turns. After the user's first
 mark, steps close only at marks.
+
+The governor lets most short steps be *quiet*: steps are counted, no window closes, and one reading at their end keeps
+their highest peak. Where one optimizer closes the steps, they are even *idle*: the hooks do not call this state
+machine, but for a batch with new shapes, for which the step is read, or at least predicted.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import count, pairwise
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -34,11 +38,11 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.quiet_mark import A_STEP, CODES, IN_BETWEEN, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
     BETWEEN,
-    BOUND,
     EVAL,
     FORWARD,
     GRAPH_REPLAY,
@@ -56,6 +60,8 @@ from gpumon_agent.wire import (
     TRAINS,
     Notice,
     Phase,
+    QuietEnd,
+    QuietPeak,
     Step,
 )
 
@@ -65,8 +71,10 @@ Inputs = tuple[int, Sequence[tuple[int, ...]]]
 _OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
 _OPTIMIZERS_MAX = 64  # listed per step
-_LAST = (OPTIMIZER, GRAPH_REPLAY)  # windows that may close a step
-_UNREAD = Reading()
+_LOOK_NS = 100_000_000  # between two looks at viewers' requests, in quiet steps
+_ENDS_TOGETHER = 8  # looked at in one go: most of what that costs are cold caches
+_ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
+_FITTING_MAX = 4_096  # shapes of batches that are known to fit
 
 
 class _Thread:
@@ -109,7 +117,8 @@ class Phases:
 
     __slots__ = (  # fields used at every boundary are adjacent in memory
         "__dict__", "_counts", "_events", "_flags", "_governor", "_names", "_numbers", "_opened_ns", "_overlap_left",
-        "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "asked", "readers", "step",
+        "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "fitting", "idle", "only", "passed", "quiet",
+        "quiet_mark", "readers", "step",
     )  # fmt: skip
 
     def __init__(
@@ -122,14 +131,37 @@ class Phases:
         step_closes: Callable[[int], object],
         step_closed: Callable[[int, list[tuple[int, Read]]], object],
         opened_ns: int,
+        step_begins: Callable[[], object] = int,
+        work: Callable[[int], object] = lambda _: None,
+        read_end: Callable[[Any], tuple[int, int] | None] = lambda _: None,
+        take_ends: Callable[[list[QuietEnd]], object] = lambda _: None,
         carry_out: Callable[[], object] = int,
-        on_batch: Callable[..., object] | None = None,
+        on_batch: Callable[..., tuple[bool, bool] | None] | None = None,
         flush: Callable[[], object] = int,
         tell: Callable[[], object] = int,
     ) -> None:
         self.step = 0
         self.request_waits = False  # a viewer's request waits for the next boundary
         self.readers: tuple[Reader, ...] | None = None  # None: not searched yet
+        self.quiet = False  # the open step is not read
+        self.idle = False  # it is quiet, and hooks need not call us
+        self.only = 0  # id of the optimizer whose step closes an idle step
+        self.passed = 0  # forwards in the open step, if it is quiet
+        self.evaluates = False  # the last step that was read had a forward without a graph
+        self.fitting: set[tuple[tuple[int, ...], ...]] = set()  # shapes of batches that are known to fit
+        self._fitting_at = 0  # bytes allocated when that was known
+        self.works = False  # something is done in slices, as steps close
+        self.quiet_mark = QuietMark()
+        self._quiet_steps = 0  # since the last step that was read
+        self._quiet_peaks: tuple[QuietPeak, ...] = ()  # of those steps
+        self._ends: list[QuietEnd] = []
+        self._ends_taken = 0  # of them
+        self.ends_every_ns = 0  # set with the readers; 0: an end is not read
+        self._ends_apart_ns = self._ends_due_ns = 0
+        self._whole_only = False  # every event matters: named phases, optimizer steps inside the engine
+        self._times: list[int] = []  # when quiet steps closed that are not counted yet
+        self._left = 0  # quiet steps left
+        self._until_ns = self._look_due_ns = self._due_ns = 0
         self._recorder = recorder
         self._append = recorder.append
         self._numbers, self._put = recorder.numbers, recorder.put
@@ -138,6 +170,10 @@ class Phases:
         self._read_ledger = read_ledger
         self._step_closes = step_closes  # called for a sampled step, before its Step is recorded
         self._step_closed = step_closed  # called for each step, with the readings since its last batch
+        self._step_begins = step_begins  # called as a step begins to be read after quiet ones
+        self._read_end = read_end  # (allocated, live blocks) of a device, without resetting its peaks
+        self._take_ends = take_ends
+        self._work = work  # called as a quiet step closes, while `works`
         self._carry_out = carry_out
         self._flush = flush  # sends the recorded events, at the end of a step
         self._tell = tell  # the same within a step, where short phases are sent together
@@ -216,6 +252,8 @@ class Phases:
         thread.trains = trains
         thread.unsure = None
         forwards.append(root)
+        if self.quiet and not self._wakes(gradients, trains, inputs):
+            return
         count, shapes = inputs()  # before the window closes: its ledger includes them
         if trains and gradients:
             self._takes(count, shapes)
@@ -227,11 +265,41 @@ class Phases:
             self._usual = self._is_usual()
             self._close(BETWEEN if self._loaded else LOAD, thread.label, tells=False)
             if gradients and (trains or self._tunes) and self._on_batch is not None:
-                if self._on_batch(self.step, self._batches, shapes, count, self._allocated_now()):
-                    self._flush()
+                self._judge(self._batches, shapes, count, self._allocated_now())
                 self._batches += 1
             self._closed()
         self._loaded = True
+
+    def _judge(
+        self, index: int, shapes: Sequence[tuple[int, ...]], count: int, now: list[tuple[int, int | None, int]]
+    ) -> None:
+        assert self._on_batch is not None
+        warns, settled = self._on_batch(self.step, index, shapes, count, now) or (False, False)
+        if warns:
+            self._flush()
+        if settled:
+            if len(self.fitting) >= _FITTING_MAX:
+                self.fitting.clear()
+            self.fitting.add(tuple(shapes))
+
+    def _wakes(self, gradients: bool, trains: bool, inputs: Callable[[], Inputs]) -> bool:
+        """A forward begins in a quiet step. True: it is new in some way, so the step is read; nothing of it was missed.
+
+        If that would cost too much, or a part of the step has run, a new batch is only predicted.
+        """
+        index = self.passed
+        self.passed = index + 1
+        self._mark(self._thread.label)
+        count, shapes = inputs() if gradients else (0, ())
+        if tuple(shapes) in self.fitting if gradients else self.evaluates:
+            return False
+        if not index and self._governor.may_wake():
+            self._wake()
+            return True
+        if gradients and (trains or self._tunes) and self._on_batch is not None:
+            self._count_quiet()
+            self._judge(index, shapes, count, [(device, None, 0) for _, device, _ in self.readers or ()])
+        return False
 
     def _takes(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
         """Adds an input of the step."""
@@ -389,7 +457,7 @@ class Phases:
         if optimizers:
             return
         if in_engine:
-            self._due = True
+            self._due = self._whole_only = True
             self._ended_ns = monotonic_ns()
         else:
             self._optimizer_done(id(optimizer), 0)
@@ -439,6 +507,9 @@ class Phases:
             self._close_step()
 
     def user_begins(self, name: str) -> None:
+        self._whole_only = True
+        if self.quiet:
+            self._wake()
         if self._pending:
             self._close_step()
         self._close(self._names[-1] if self._names else BETWEEN if self._loaded else LOAD, name)
@@ -476,6 +547,13 @@ class Phases:
     def finish(self) -> None:
         if self._pending:
             self._close_step()
+        if self._quiet_steps or self._times:
+            self._tell_quiet()
+
+    def where(self) -> tuple[int, str, int]:
+        """The running step and phase, and since when (monotonic ns). Any thread may call it."""
+        marked = self.quiet_mark.read()
+        return self._recorder.now if marked is None else (*marked, self._step_opened_ns)
 
     # ------------------------------------------------------------------------------------------------ windows and steps
 
@@ -513,8 +591,7 @@ class Phases:
         return thread
 
     def _is_usual(self) -> bool:
-        governor = self._governor
-        if governor.ledger or governor.times or not governor.reads or self.readers is None:
+        if self._governor.ledger or self.readers is None:
             return False
         return not (self._flags or self._overlap_left or self.aborted)
 
@@ -522,6 +599,10 @@ class Phases:
         """Inlined, with a short path for the usual case: training evicts our data from the caches, so each object
         accessed costs 1 µs."""
         now = monotonic_ns()
+        if self.quiet:
+            self._opened_ns = now
+            self._mark(following)
+            return
         if self._usual and not flags and self._windows < PHASES_PER_STEP_MAX:
             step = self.step
             counts = self._counts
@@ -552,7 +633,6 @@ class Phases:
         step = self.step
         counts = self._counts
         index = counts.get(label, 0)
-        reads = governor.reads
         counts[label] = index + 1
         fold = self._windows >= PHASES_PER_STEP_MAX
         if not fold:
@@ -563,16 +643,13 @@ class Phases:
         if self._overlap_left:
             self._overlap_left -= 1
             flags |= OVERLAPPED
-        if not reads and (label in _LAST or self._names):
-            reads = True  # in a step that is not read: otherwise the next sampled step would start with old peaks
-            flags |= BOUND
         ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
         if ledger and not governor.hurries:
             flags |= SAMPLED
         ledger_ns = 0
         duration = now - self._opened_ns
         for boundary, device, where in self.readers or self._look_for_readers():
-            read = boundary(device) if reads else _UNREAD
+            read = boundary(device)
             if flags:
                 read = _flagged(reading(read), label, flags)
             if fold:
@@ -592,9 +669,6 @@ class Phases:
         self._recorder.now = (step, following, now)
         if ledger_ns:
             governor.ledger_ns += ledger_ns
-        if governor.times:
-            governor.boundaries += 1
-            governor.boundary_ns += monotonic_ns() - now - ledger_ns
 
     def _look_for_readers(self) -> tuple[Reader, ...]:
         self.readers = readers = self._find_readers()
@@ -626,6 +700,9 @@ class Phases:
         self._merged_since = 0
 
     def _close_step(self) -> None:
+        if self.quiet:
+            self._close_quietly()
+            return
         self._pending = False
         if self._merged:
             self._unfold()
@@ -648,9 +725,14 @@ class Phases:
                 tuple(self._evaluated),
                 self._evaluated_by,
                 tuple(sorted(self._turn)[:_OPTIMIZERS_MAX]),
+                self._quiet_steps,
+                self._quiet_peaks,
+                tuple(self._ends),
             )
         )
-        said = self._governor.step_closed(duration)
+        self._forget_quiet()
+        self.evaluates = EVAL in self._counts
+        said = self._governor.step_closed(duration, ended, may_rest=self._may_rest())
         if said is not None:
             self._append(Notice(ended, said, step))
         self._step_opened_ns = ended
@@ -661,6 +743,156 @@ class Phases:
         self._recorder.now = (step + 1, phase, since)
         self._step_closed(step, reads)
         self._flush()
+        if self._governor.quiet:
+            self._rest(phase)
+
+    # --------------------------------------------------------------------------------------------------- quiet steps
+
+    def _may_rest(self) -> bool:
+        return not (
+            self._whole_only or self._names or self._overlap_left or self._flags or self.aborted or self.readers is None
+        )
+
+    def _rest(self, phase: str) -> None:
+        for _, reference in self._optimizers.values():
+            self.only = id(reference())
+        self.idle = len(self._optimizers) == 1 and not self.marked and not self._thread.busy
+        self.quiet = True
+        self._left, self._until_ns = self._governor.quiet_left, self._governor.until_ns
+        self._ends_apart_ns = self.ends_every_ns
+        self.quiet_mark.begin(self.step, phase)
+        self._set_due()
+
+    def read_soon(self) -> None:
+        """The next step is read."""
+        self._left = 0
+
+    def stir(self) -> None:
+        """Something happens that an idle step does not know. It stays quiet."""
+        self.idle = False
+
+    def _mark(self, phase: str) -> None:
+        mark = self.quiet_mark
+        mark.words[mark.at] = mark.step | CODES.get(phase, IN_BETWEEN)
+
+    def _close_quietly(self) -> None:
+        if not self.idle:
+            self._pending = False
+            self._skips = 0
+            self._stepped.clear()
+            self._turn.clear()
+        self.pass_step(self._ended_ns)
+
+    def pass_step(self, ended: int = 0) -> None:
+        """A quiet step closes. It runs with cold caches, so all that can wait is left for `_do_quietly`."""
+        now = ended or monotonic_ns()
+        self._times.append(now)
+        self.passed = 0
+        left = self._left = self._left - 1
+        mark = self.quiet_mark
+        mark.step = step = mark.step + A_STEP
+        mark.words[mark.at] = step | IN_BETWEEN
+        if left <= 0 or now >= self._due_ns:
+            self._do_quietly(now)
+
+    def _do_quietly(self, now: int) -> None:
+        """What is due as a quiet step closes."""
+        self._count_quiet()
+        wakes = self._left <= 0 or now >= self._until_ns
+        if now >= self._ends_due_ns and self._ends_apart_ns:
+            self._end_quietly(self.step - 1, now)
+        if wakes:
+            self._governor.wake(now)
+            self._wake()
+            self._opened_ns = now
+            self._step_begins()
+        if self.works:
+            self._work(self.step)
+        if now >= self._look_due_ns:
+            self._look_due_ns = now + _LOOK_NS
+            if len(self._ends) - self._ends_taken >= _ENDS_TOGETHER:
+                self._tell_ends()
+            self._closed()
+        if not wakes:
+            self._set_due()
+
+    def _set_due(self) -> None:
+        ends = self._ends_due_ns if self._ends_apart_ns else self._until_ns
+        self._due_ns = 0 if self.works else min(ends, self._look_due_ns, self._until_ns)
+
+    def _count_quiet(self) -> None:
+        """Counts the quiet steps that have closed since the last call."""
+        times = self._times
+        if not times:
+            return
+        self._quiet_steps += len(times)
+        self.step += len(times)
+        self._governor.quiet_closed([b - a for a, b in pairwise((self._step_opened_ns, *times))])
+        self._step_opened_ns = times[-1]
+        self._recorder.now = (self.step, BETWEEN, times[-1])
+        times.clear()
+
+    def _end_quietly(self, step: int, ended: int) -> None:
+        """Reads what is allocated as a quiet step ends: the series that a leak is found in."""
+        self._ends_due_ns = ended + self._ends_apart_ns
+        for _, device, where in self.readers or ():
+            read = self._read_end(where)
+            if read is not None:
+                self._ends.append(QuietEnd(step, device, *read))
+        if len(self._ends) >= _ENDS_MAX:
+            self._tell_ends()
+            every = {end.step for end in self._ends}
+            kept = set(sorted(every)[1::2])
+            self._ends = [end for end in self._ends if end.step in kept]
+            self._ends_taken = len(self._ends)
+            self._ends_apart_ns *= 2
+
+    def _tell_ends(self) -> None:
+        if len(self._ends) > self._ends_taken:
+            new, self._ends_taken = self._ends[self._ends_taken :], len(self._ends)
+            self._take_ends(new)
+
+    def _forget_quiet(self) -> None:
+        self._quiet_steps, self._quiet_peaks, self._ends, self._ends_taken = 0, (), [], 0
+
+    def _wake(self) -> None:
+        """The step is read from here on. One reading ends the quiet ones, so that none of their peaks is lost."""
+        now = monotonic_ns()
+        self._count_quiet()
+        self.quiet = self.idle = self._governor.quiet = False
+        self._opened_ns = now
+        self._recorder.now = (self.step, BETWEEN, now)
+        self.quiet_mark.end()
+        self._tell_ends()
+        self._reads, peaks, allocated = [], [], 0
+        for boundary, device, _ in self.readers or self._look_for_readers():
+            read = boundary(device)
+            self._reads.append((device, read))
+            figures = reading(read)
+            peaks.append(QuietPeak(device, figures.allocated_peak, figures.reserved_peak))
+            allocated += figures.allocated or 0
+        self._quiet_peaks = tuple(peaks)
+        if abs(allocated - self._fitting_at) * 100 > allocated:  # other batches may fit now
+            self.fitting.clear()
+            self._fitting_at = allocated
+
+    def _tell_quiet(self) -> None:
+        """No step follows that would tell of the quiet ones."""
+        if self.quiet:
+            self._wake()
+        step, ended = self.step - 1, self._step_opened_ns
+        self._append(
+            Step(
+                step,
+                ended,
+                0,
+                phases=0,
+                quiet=self._quiet_steps - 1,
+                quiet_peaks=self._quiet_peaks,
+                quiet_ends=tuple(self._ends),
+            )
+        )
+        self._forget_quiet()
 
 
 def _flagged(read: tuple[Any, ...], label: str, flags: int) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from time import monotonic_ns
 from types import CodeType
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames, patching
+from gpumon_agent.governor import Governor
 from gpumon_agent.guard import Guard, leave_no_frame, tries_at_once
 from gpumon_agent.hooks import model_discovery
 from gpumon_agent.hooks.backward_roots import leads_to
@@ -31,11 +33,14 @@ from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
 from gpumon_agent.hooks.phases import Inputs, Phases
 from gpumon_agent.hooks.tracebacks import as_without_hooks
 from gpumon_agent.patching import Patches, around
+from gpumon_agent.quiet_mark import IN_BACKWARD, IN_FORWARD, IN_OPTIMIZER
 from gpumon_agent.shape_model.outlook import Outlooks
 from gpumon_agent.storages import tensors_in
 
 # -1 outside of engine calls. The engine's threads run hooks and recomputed forwards under the call's id.
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_records_graph: Callable[[], bool] = torch.is_grad_enabled
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _is_compiling = torch.compiler.is_compiling
 _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # an identifier: any number below 0 would do, as torch's hook ids count up from there
@@ -45,6 +50,7 @@ _CALLED = "called_always_called_hooks"  # a local variable of them
 _MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is set before the call's `try`
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer step
 _COMPILED = "OptimizedModule"
+_PLAIN = (bool, int, float, str)  # arguments of a forward that do not change its memory by much
 _DEPTH = 10  # frames between one of our hooks and the caller of the module or engine
 _REENTRANT = checkpoint.CheckpointFunction.backward.__code__
 _FUNCTIONAL = stateless._functional_call.__code__
@@ -76,6 +82,7 @@ class _Hooks(OrderedDict[int, Any]):
     def plain(self) -> OrderedDict[int, Any]:
         return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
 
+    phases: Phases | None = None  # in whose idle steps our hook is left out
     users = 0  # user's hooks. An attribute: before torch 2.7 the compiler cannot trace `len` of a dict subclass
 
     def __setitem__(self, key: int, hook: Any) -> None:
@@ -92,7 +99,11 @@ class _Hooks(OrderedDict[int, Any]):
     @tries_at_once
     def __bool__(self) -> bool:
         try:
-            return self.users > 0 or (not _is_compiling() and _KEY in self and _is_called_by_module())
+            if self.users > 0:
+                return True
+            if _is_compiling() or _KEY not in self or (self.phases is not None and self.phases.idle):
+                return False
+            return sys._getframe(1).f_code.co_name in _CALLS
         except BaseException as error:  # from a signal handler, as in `items`
             leave_no_frame(error, called_nothing=True)
             raise
@@ -100,7 +111,7 @@ class _Hooks(OrderedDict[int, Any]):
     @tries_at_once
     def items(self) -> Any:
         try:
-            ours = _is_compiling() or (_is_called_by_module() and not _would_fail())
+            ours = _is_compiling() or (sys._getframe(1).f_code.co_name in _CALLS and not (_MADE_LATE and _would_fail()))
             return OrderedDict.items(self) if ours else self.plain().items()
         except BaseException as error:
             leave_no_frame(error, called_nothing=True)
@@ -147,17 +158,12 @@ class _Hooks(OrderedDict[int, Any]):
         return key, self.pop(key)
 
 
-def _is_called_by_module() -> bool:
-    """Whether the caller of this was called by `Module._call_impl`."""
-    return sys._getframe(2).f_code.co_name in _CALLS
-
-
 def _would_fail() -> bool:
     """Whether an always-called hook would make `_call_impl` lose the user's exception.
 
     In torch 2.4 it fails itself if a signal handler raises before it has created `called_always_called_hooks`.
     """
-    return _MADE_LATE and sys.exc_info()[1] is not None and _CALLED not in frames.variables(sys._getframe(2))
+    return sys.exc_info()[1] is not None and _CALLED not in frames.variables(sys._getframe(2))
 
 
 class Hooks:
@@ -167,6 +173,7 @@ class Hooks:
         self,
         phases: Phases,
         guard: Guard,
+        governor: Governor,
         *,
         inputs: Callable[..., Inputs],
         rooted: Callable[[Module], None],
@@ -179,6 +186,7 @@ class Hooks:
         self._outlooks = outlooks
         self._phases = phases
         self._guard = guard
+        self._governor = governor
         self._rooted = rooted  # called with every new root
         self._entered = guard.protect("devices", entered)  # called before a root's first forward
         self._roots: dict[int, _Root] = {}
@@ -211,12 +219,14 @@ class Hooks:
     def _install(self) -> None:
         protect, observe = self._guard.protect, self._patches.observe
         self._handles += [
-            register_optimizer_step_pre_hook(self._step_hook(protect("optimizer", self._step_begins))),
-            register_optimizer_step_post_hook(self._step_hook(protect("optimizer", self._step_ends))),
+            register_optimizer_step_pre_hook(self._step_hook(protect("optimizer", self._step_begins), begins=True)),
+            register_optimizer_step_post_hook(self._step_hook(protect("optimizer", self._step_ends), begins=False)),
             register_module_module_registration_hook(self._registration_hook(protect("wrapper", self._registered))),
         ]
-        begins, ends = protect("backward", self._engine_begins), protect("backward", self._engine_ends)
-        observe(torch.autograd, "_engine_run_backward", begins, ends)
+        ends = protect("backward", self._engine_ends)
+        observe(
+            torch.autograd, "_engine_run_backward", self._engine_hook(protect("backward", self._engine_begins)), ends
+        )
         observe(torch.amp.GradScaler, "step", self._scaler_begins, protect("scaler", self._scaler_ends))
         compiled = protect("compile", self._compiled)
         observe(
@@ -229,17 +239,33 @@ class Hooks:
 
     # ----------------------------------------------------------------------------------------------------------- engine
 
+    def _engine_hook(self, begins: Callable[..., bool | None]) -> Callable[..., bool | None]:
+        phases = self._phases
+        mark = phases.quiet_mark
+
+        def hook(*args: Any, **kwargs: Any) -> bool | None:
+            if phases.idle and self.backward_ended is None and self.fires:
+                mark.words[mark.at] = mark.step | IN_BACKWARD
+                return None
+            return begins(*args, **kwargs)
+
+        return hook
+
     def _engine_begins(self, roots: Any, gradients: Any = (), *_: Any, **__: Any) -> bool | None:
         if not self.fires:
             return None
+        phases = self._phases
+        began = monotonic_ns()
         if _graph_task() != -1:  # a nested engine call
             if _is_below(_REENTRANT):
-                self._phases.recomputes()
+                phases.recomputes()
             return None
         if _is_below(MAKES_GRAPHS):
             return None
-        look = functools.partial(self._backward_takes, (*roots, *gradients)) if self._phases.sampled else None
-        return self._phases.engine_begins(look, functools.partial(self._needed_a_model, roots)) or None
+        look = functools.partial(self._backward_takes, (*roots, *gradients)) if phases.sampled else None
+        begins = phases.engine_begins(look, functools.partial(self._needed_a_model, roots)) or None
+        self._governor.spent_ns += monotonic_ns() - began
+        return begins
 
     def _needed_a_model(self, roots: Any) -> bool:
         """Whether this graph contains a parameter of a watched model. True too if no such parameters are known."""
@@ -248,36 +274,54 @@ class Hooks:
         return not parameters or leads_to(roots, parameters)
 
     def _engine_ends(self, _: Any, gradients: Any, error: BaseException | None) -> None:
+        began = monotonic_ns()
         if gradients:
             self._backward_returns(gradients)
         if self._graph.recomputes:
             self._phases.recomputes()
         self._phases.engine_ends(aborted=error is not None)
+        self._governor.spent_ns += monotonic_ns() - began
         if self.backward_ended is not None:
             self.backward_ended()
 
     # ------------------------------------------------------------------------------------------------------- optimizers
 
-    def _step_hook(self, act: Callable[[Any], None]) -> Callable[..., None]:
+    def _step_hook(self, act: Callable[[Any], None], *, begins: bool) -> Callable[..., None]:
+        phases = self._phases
+        mark = phases.quiet_mark
+
         def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if self.fires:
+            if not self.fires:
+                return
+            if not phases.idle or phases.only != id(optimizer):
                 act(optimizer)
+            elif begins:
+                mark.words[mark.at] = mark.step | IN_OPTIMIZER
+            else:
+                self._stepped += 1
+                phases.pass_step()
+                self._graphs.optimizer_stepped()
 
         return patching.hook(hook)
 
     def _step_begins(self, optimizer: Any) -> None:
         if _loads_state():
             return
+        began = monotonic_ns()
+        self._phases.stir()
         in_engine = _graph_task() != -1
         if self._phases.in_optimizer(in_engine=in_engine):
             self._phases.optimizers_left(_steps_running() - 1, in_engine=in_engine)
         self._phases.optimizer_begins(optimizer, in_engine=in_engine)
+        self._governor.spent_ns += monotonic_ns() - began
 
     def _step_ends(self, optimizer: Any) -> None:
         if _loads_state():
             return
         self._stepped += 1
+        began = monotonic_ns()
         self._phases.optimizer_ends(optimizer, in_engine=_graph_task() != -1)
+        self._governor.spent_in_closing(monotonic_ns() - began)
         self._graphs.optimizer_stepped()
 
     def _scaler_begins(self, _: Any, optimizer: Any, *args: Any, **kwargs: Any) -> tuple[Any, int] | None:
@@ -381,10 +425,13 @@ class _Root:
     def _hook(self, module: Module) -> None:
         held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
         restore = self._hooks._guard.protect("traceback", as_without_hooks)
+        phases, passes = self._hooks._phases, self._passes
 
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
             # DataParallel's replicas and shallow copies share the dict; torch.jit.trace would record our tensor reads
             if held() is module and not _is_tracing():
+                if phases.idle and passes(args, kwargs):
+                    return
                 begins(module, args, kwargs)
                 if outlooks.waiting is not None:
                     outlooks.tell()
@@ -401,6 +448,8 @@ class _Root:
             plain = module.__dict__[name]
             hooked = _Hooks(plain)
             hooked[_KEY] = ours[name]
+            if name == "_forward_hooks":
+                hooked.phases = phases
             if name == "_forward_pre_hooks":
                 hooked.move_to_end(_KEY, last=False)
             _swap(module, name, plain, hooked)
@@ -447,10 +496,34 @@ class _Root:
 
         self._undo.append(undo)
 
+    def _passes(self, args: Any, kwargs: Any) -> bool:
+        """A forward begins in an idle step. True: that is all, since nothing about it is new."""
+        phases = self._hooks._phases
+        if not self._hooks.fires or not self.entered:
+            return False
+        if _records_graph():
+            if _function_modes():  # it would see us
+                return False
+            shapes = []
+            for value in (*args, *kwargs.values()) if kwargs else args:
+                if type(value) is torch.Tensor:
+                    shapes.append(value.shape)
+                elif value is not None and type(value) not in _PLAIN:
+                    return False
+            if tuple(shapes) not in phases.fitting:
+                return False
+        elif not phases.evaluates:
+            return False
+        phases.passed += 1
+        mark = phases.quiet_mark
+        mark.words[mark.at] = mark.step | IN_FORWARD
+        return True
+
     def _forward_begins(self, module: Module, args: Any, kwargs: Any) -> None:
         hooks = self._hooks
         if not hooks.fires:
             return
+        began = monotonic_ns()
         if _graph_task() != -1:
             hooks._phases.recomputes()
             return
@@ -471,11 +544,13 @@ class _Root:
             inputs=functools.partial(hooks._inputs, args, kwargs),
             called=functools.partial(_called, module),
         )
+        hooks._governor.spent_ns += monotonic_ns() - began
 
     def _forward_ends(self, output: Any, aborted: bool | None = None) -> None:
         hooks = self._hooks
         if not hooks.fires or _graph_task() != -1:
             return
+        began = monotonic_ns()
         if aborted is None:  # an always-called hook can detect an exception only through sys.exc_info
             aborted = id(sys.exc_info()[1]) != self._raising
         phases = hooks._phases
@@ -492,6 +567,7 @@ class _Root:
             output=graph,
             look=functools.partial(hooks._forward_made, output, module) if phases.sampled else None,
         )
+        hooks._governor.spent_ns += monotonic_ns() - began
 
 
 def _called(module: Module) -> str:

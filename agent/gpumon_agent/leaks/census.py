@@ -134,6 +134,7 @@ class Census:
         self._blocks: dict[int, int] = {}  # live blocks at the previous census, by device
         self.blocks: dict[int, int] = {}  # live blocks at the end of the newest step, by device
         self._buffers: dict[tuple[int, str], int] = {}
+        self._figures: tuple[tuple[int, int | None, int | None], ...] = ()  # of the newest step that was read
 
     def ask(self) -> str | None:
         """Requests a census: at most 100 ms in one piece as the next step closes, then slices. None, or why not."""
@@ -148,13 +149,22 @@ class Census:
     ) -> None:
         """`figures`: (device, allocated, live blocks) at the end of the optimizer step. Steps come in batches; work is
         only started for the last step of a batch (`newest`)."""
-        figures = tuple(figures)
+        self._figures = figures = tuple(figures)
         self.blocks = {device: count for device, _, count in figures if count is not None}
         suspected = self._suspected = self.growth_trigger.step_closed(step, figures) or self._suspected
         self._earn()
         if not newest:
             return
         self._suspected = False
+        self._work(step, suspected)
+
+    def go_on(self, step: int) -> None:
+        """A step closed whose end was not read."""
+        self._earn()
+        self._work(step, suspected=False)
+
+    def _work(self, step: int, suspected: bool) -> None:
+        figures = self._figures
         self.allocations.step_closed()
         blocks = sum(self.blocks.values())
         if self._requested and not self.allocations.waits_for_pause(blocks):
@@ -196,7 +206,6 @@ class Census:
         self.allocations.stop()
 
     def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
-        self._governor.give_way(True)
         blocks = {device: count for device, _, count in figures if count is not None}
         before = self._blocks or self.growth_trigger.blocks_at_first()
         added = {device: count - before.get(device, count) for device, count in blocks.items()}
@@ -209,13 +218,11 @@ class Census:
 
     def _earn(self) -> None:
         """Adds one step's share to the credit, which is capped at `CREDIT_STEPS` steps and starts full."""
-        earned = int(self._governor.budget_ns / 4)
+        earned = self._governor.census_ns
         if earned > self._earned_ns:
             self._credit_ns += CREDIT_STEPS * (earned - self._earned_ns)
         self._earned_ns = earned
         self._credit_ns = min(self._credit_ns + earned, CREDIT_STEPS * earned)
-        if self._taking is None and self._credit_ns == CREDIT_STEPS * earned:
-            self._governor.give_way(False)
 
     def _go_on(self, step: int) -> None:
         if (self._limited and self._credit_ns < _SHORT_NS) or _why_not() is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gpumon_agent import wire
@@ -62,6 +63,7 @@ class LeakMonitor:
         self.ask = guard.protect("census", self.census.ask)
         self._waiting: list[tuple[int, dict[int, Read]]] = []
         self._take = guard.protect("census", self.census.step_closed)
+        self._continue = guard.protect("census", self.census.go_on)
         self.resident_bytes: int | None = None  # of this process, read once a second
         self._resident_before: int | None = None
 
@@ -73,12 +75,27 @@ class LeakMonitor:
         """`reads`: (device, reading) of the step's windows; the last per device is from the end of the optimizer."""
         waiting = self._waiting
         waiting.append((step, dict(reads)))
-        if len(waiting) >= TOGETHER or self.census.at_work or self._loads.loads:
-            self._waiting = []
-            for each in waiting:
-                self._look(*each, newest=each is waiting[-1])
+        if step - waiting[0][0] >= TOGETHER - 1 or self.census.at_work or self._loads.loads:
+            self._look_at_waiting()
             if self._loads.loads:
                 self._follow(step)
+
+    def _look_at_waiting(self, *, newest: bool = True) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self._look(*each, newest=newest and each is waiting[-1])
+
+    def ends(self, ends: Sequence[wire.QuietEnd]) -> None:
+        """Takes what was allocated as steps ended that were not read, in order."""
+        self._look_at_waiting(newest=False)
+        for step, of_step in groupby(ends, key=lambda end: end.step):
+            figures = [(end.device, end.allocated, end.allocations) for end in of_step]
+            self._take(step, figures, step == ends[-1].step)
+
+    def go_on(self, step: int) -> None:
+        """A step closed that was not read. Call it while a census is at work."""
+        if self.census.at_work:
+            self._continue(step)
 
     def _look(self, step: int, reads: dict[int, Read], *, newest: bool) -> None:
         figures: list[tuple[int, int | None, int | None]] = []

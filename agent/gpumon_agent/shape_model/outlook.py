@@ -94,21 +94,22 @@ class Outlooks:
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
-    ) -> bool:
+    ) -> tuple[bool, bool]:
         """Predicts the `index`-th batch of `step`. `now`: device, allocated, highest peak of the step so far.
 
-        Whether an outlook warns: viewers should have it before this forward has run.
+        Whether an outlook warns: viewers should have it before this forward has run. Whether all is settled: while as
+        much is allocated, the same batch needs no other outlook.
         """
         self._groups.append((step, shapes))
         devices = self._devices
-        warns = False
+        warns, settled = False, not self._functions
         if not devices:
-            return warns
+            return warns, settled
         if self._newest[0] != shapes:
             self._newest = shapes, features(shapes), tuple(map(len, shapes))
         _, batch, ranks = self._newest
         if batch is None:
-            return warns
+            return warns, settled
         kind = index > 0, ranks
         for device, allocated, so_far in now:
             known = devices.get(device)
@@ -133,6 +134,8 @@ class Outlooks:
             word, headroom = verdict(peak, low, high, trusted, budget, self.limits.get(device), known.fragments)
             if so_far > peak:
                 peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
+            warning = word in (OOM_AHEAD, TIGHT)
+            settled = settled and not warning
             if index and word != OOM_AHEAD and 100 * abs(peak - known.said) <= peak:
                 continue  # within 1 % of the step's last outlook
             known.said = peak
@@ -141,12 +144,12 @@ class Outlooks:
                 tuple(shapes[:wire.SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
-            warns = warns or word in (OOM_AHEAD, TIGHT)
+            warns = warns or warning
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
             if self._prints and word == OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
-        return warns
+        return warns, settled
 
     def tell(self) -> None:
         """Calls the user's functions with the newest outlook. Their exceptions pass through."""

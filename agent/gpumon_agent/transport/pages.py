@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import time
 from typing import NamedTuple
 from zlib import crc32
 
-from gpumon_agent.transport.memory import STATUS_LATEST, STATUS_OFFSET, Memory, Pair
+from gpumon_agent.quiet_mark import marked
+from gpumon_agent.transport.memory import QUIET, STATUS_LATEST, STATUS_OFFSET, Memory, Pair
 from gpumon_agent.transport.ring import one_thread_at_a_time
 
 _HEADER = struct.Struct("=QII")  # number, length, CRC-32 begun with the number
@@ -86,6 +88,7 @@ class Status:
     def __init__(self, memory: Memory) -> None:
         self._view, self._words = memory.view, memory.words
         self._number = memory.words[STATUS_LATEST] & (1 << 62) - 1
+        self._quiet = (0, 0)  # the newest mark of a step that is not read, and when it was first seen
 
     @one_thread_at_a_time
     def write(
@@ -100,12 +103,21 @@ class Status:
         self._words[STATUS_LATEST] = self._number
 
     def read(self) -> Current | None:
-        """None: nothing was written, or each read was torn."""
+        """None: nothing was written, or each read was torn. In a step that is not read, its mark says where it is, and
+        `since_ns` is when that was first seen here."""
         for _ in range(_TRIES):
             latest = self._words[STATUS_LATEST]
             at = STATUS_OFFSET + latest % 2 * _STATUS_BYTES
             read = bytes(self._view[at : at + _STATUS.size])
             number, step, since_ns, name, a, b, c, d, e, again = _STATUS.unpack(read)
             if latest and number == again == latest == self._words[STATUS_LATEST]:
-                return Current(step, name.rstrip(b"\0").decode("utf-8", "ignore"), since_ns, (a, b, c, d, e))
+                phase = name.rstrip(b"\0").decode("utf-8", "ignore")
+                word = self._words[QUIET]
+                quiet = marked(word)
+                if quiet is not None:
+                    step, phase = quiet
+                    if word != self._quiet[0]:
+                        self._quiet = word, time.monotonic_ns()
+                    since_ns = self._quiet[1]
+                return Current(step, phase, since_ns, (a, b, c, d, e))
         return None

@@ -21,10 +21,11 @@ import msgspec
 from gpumon_agent import endpoint, environment, wire
 from gpumon_agent.guard import is_the_users, pass_on, say
 from gpumon_agent.oom import report_file
+from gpumon_agent.quiet_mark import QuietMark
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.thread_clock import ThreadClock
 from gpumon_agent.transport import exit_code, messages, spawn
-from gpumon_agent.transport.memory import ANSWER, START, Memory
+from gpumon_agent.transport.memory import ANSWER, QUIET, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
 from gpumon_agent.transport.process import DESCRIPTOR
 from gpumon_agent.transport.ring import CHUNK_BYTES, LongWriter, Writer, one_thread_at_a_time
@@ -64,9 +65,10 @@ class Transport:
         now: Callable[[], tuple[int, str, int]],
         counters: Callable[[], tuple[int, int, bool, int | None]],
         take: Callable[[wire.Request], object],
+        mark: QuietMark,
     ) -> None:
-        """`picture`: what viewers need besides events, for a new helper. `counters`: the governor's rate and cost of
-        a boundary, whether CUDA has begun, and torch's pinned bytes. `take`: a viewer's request."""
+        """`picture`: what viewers need besides events, for a new helper. `counters`: the governor's rate, 0,
+        whether CUDA has begun, and torch's pinned bytes. `take`: a viewer's request."""
         self.descriptor = descriptor
         self.unsent = 0
         """events or messages that were too long or had no room"""
@@ -76,6 +78,7 @@ class Transport:
         self._now = now
         self._counters = counters
         self._take = take
+        self._mark = mark
         self._memory: Memory | None = None
         self._events: Writer | None = None
         self._long: LongWriter | None = None
@@ -139,6 +142,7 @@ class Transport:
         self._helper, self._helper_began, self._memory = helper, began, memory
         self._events, self._long, self._status, self._back = events, long, status, back
         self._answer, self._looked_ns, self._picture_due = answer, now, True
+        self._mark.share(memory.words, QUIET)
         return True
 
     def _await_viewer(self) -> None:
@@ -184,6 +188,7 @@ class Transport:
             self._forget(memory)
 
     def _forget(self, memory: Memory) -> None:
+        self._mark.keep()
         self._events = self._long = None
         del self._status, self._back
         memory.close()
@@ -263,6 +268,7 @@ class Transport:
         old = self._memory
         assert old is not None
         self._memory = None
+        self._mark.keep()
         try:
             self._replace_helper(old)
         except BaseException:

@@ -126,8 +126,11 @@ from .stream import Oom as Oom
 from .stream import Outlook as Outlook
 from .stream import PastStep as PastStep
 from .stream import Phase as Phase
+from .stream import QuietEnd as QuietEnd
+from .stream import QuietPeak as QuietPeak
 from .stream import Step as Step
 from .stream import Thinned as Thinned
+from .stream import quiet_peak as quiet_peak
 from .stream import tallest as tallest
 from .trained import LAYERS_PER_PART as LAYERS_PER_PART
 from .trained import Layer as Layer

@@ -111,8 +111,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     phase: Text
     phase_age_ns: Nanoseconds
     dropped: Count = 0  # events lost in the agent's queue since it began
-    sample_every: Count = 1  # the governor's current rate
-    boundary_ns: Nanoseconds | None = None  # the agent's own median cost of a boundary
+    sample_every: Count = 1  # about one step in so many is read
+    boundary_ns: Nanoseconds | None = None  # of older agents: their median cost of a boundary
     rss: Bytes | None = None
     devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # of the watched models
     off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()

@@ -43,6 +43,7 @@ TRAINS = 512  # the step's first forward without a graph was of a model in train
 
 PHASES_PER_STEP_MAX = 256
 LEDGERS_PER_PAST_STEP = 64  # the last ones: a frame holds them
+QUIET_ENDS_MAX = 320  # 64 devices read at once may exceed the agent's 256
 SHAPES_MAX = 64  # of a step's inputs; if there are this many, some may be missing
 
 _cleaned = lru_cache(maxsize=256)(clean)  # phase names: equal ones share a string; users may create any number
@@ -85,6 +86,23 @@ class Phase(Message, frozen=True, tag="phase"):
             _set(self, "phase", known)
 
 
+class QuietPeak(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One device's highest peaks in steps that were not read."""
+
+    device: Ordinal
+    allocated_peak: Bytes | None
+    reserved_peak: Bytes | None
+
+
+class QuietEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was allocated on a device as a step ended that was not read otherwise."""
+
+    step: StepNumber
+    device: Ordinal
+    allocated: Bytes
+    allocations: Count  # live blocks
+
+
 class Step(Message, frozen=True, tag="step"):
     """A closed iteration, at the end of `optimizer.step`."""
 
@@ -101,6 +119,17 @@ class Step(Message, frozen=True, tag="step"):
     """Of the first of them: module class and the user's calling line: "Net, called at train.py:31"."""
     optimizers: Annotated[tuple[Index, ...], Meta(max_length=64)] = ()
     """Which of the process's optimizers stepped, by numbers that each keeps for its life; none twice."""
+    quiet: Count = 0
+    """So many steps directly before this one have no events: the agent did not read them, to cost less."""
+    quiet_peaks: Annotated[tuple[QuietPeak, ...], Meta(max_length=64)] = ()
+    """Of those steps, and of the time until this one began."""
+    quiet_ends: Annotated[tuple[QuietEnd, ...], Meta(max_length=QUIET_ENDS_MAX)] = ()
+    """Of some of those steps, in order."""
+
+
+def quiet_peak(step: Step, device: int) -> int:
+    """The highest allocated peak of the quiet steps before; -1: unknown, or there were none."""
+    return max([each.allocated_peak or -1 for each in step.quiet_peaks if each.device == device], default=-1)
 
 
 def tallest(phases: Iterable[Phase]) -> Phase | None:

@@ -15,6 +15,7 @@ frame.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from .stream import Step
@@ -42,9 +43,11 @@ class Facts(NamedTuple):
 
 
 def facts(step: Step, phases: int, peaks: Iterable[tuple[int, int | None]], ledgers: int) -> Facts:
-    """Facts of a closed step. `phases`, `ledgers`: their number; `peaks`: (device, `allocated_peak`) of each phase."""
+    """Facts of a closed step. `phases`, `ledgers`: their number; `peaks`: (device, `allocated_peak`) of each phase.
+    The quiet steps before it count as its own."""
     highest: dict[int, int] = {}
-    for device, peak in peaks:
+    quiet = ((each.device, each.allocated_peak) for each in step.quiet_peaks)
+    for device, peak in chain(peaks, quiet):
         if peak is not None and peak > highest.get(device, -1):
             highest[device] = peak
     kind = step.optimizers, tuple(len(shape) for shape in step.input_shapes)

@@ -60,7 +60,7 @@ class PhasesData:
     rows: tuple[PhaseRow, ...]
     live: str | None
     live_s: int | None  # whole seconds in the live phase, if it is long
-    every: int = 1  # the agent reads the allocator every n steps
+    every: int = 1  # about one step in so many is read
 
 
 def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[PhaseRow]:
@@ -84,7 +84,9 @@ def phases(view: View) -> PhasesData:
     at = newest_read(rank, device)
     closed = rank.steps[at] if rank.steps else None
     before = rank.steps[at - 1] if len(rank.steps) > -at else None
-    every = rank.heartbeat.sample_every if rank.heartbeat and at < -1 else 1
+    every = rank.heartbeat.sample_every if rank.heartbeat and (_rested(closed) or _rested(before)) else 1
+    if _rested(closed):
+        before = None  # it is not the step before this one
     rows = rows_of(closed, before, device) if closed else []
     step, running = (closed.step if closed else None), False
     open_ = rank.open_step
@@ -96,6 +98,10 @@ def phases(view: View) -> PhasesData:
         rows, step, running = new + rest, open_.step, True
     live, live_s = _live(rank, view.frame.unix_ns)
     return PhasesData(step, running, tuple(rows), live, live_s, every)
+
+
+def _rested(record: StepRecord | None) -> bool:
+    return record is not None and record.closed is not None and record.closed.quiet > 0
 
 
 def _past(row: PhaseRow) -> PhaseRow:
@@ -206,7 +212,7 @@ def phase_lines(p: PhasesData, room: int, height: int, glyphs: Glyphs, title: st
         lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
     if len(lines) < height and where:
         long = f" · {p.live} for {p.live_s} s" if p.live_s and p.live in known else ""
-        seldom = f" · read every {p.every} steps, to save time" if p.every > 1 else ""
+        seldom = f" · one step in {p.every:,} is read, to save time" if p.every > 1 else ""
         lines.append(((f"   {where}{long}{seldom}", "dim"),))
     measured = [r for r in rows if r.peak is not None and r.end is not None]
     if measured and height >= len(lines) + len(measured) + 2 and room >= name_room + 12:

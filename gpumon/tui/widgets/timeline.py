@@ -154,7 +154,7 @@ def fill(span: int, dots: int) -> int:
 
 def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     signs = glyphs.lines
-    steps = len(h.points)
+    steps = h.points[-1].step - h.points[0].step + 1 if h.points else 0
     head: list[Span] = [(" Memory", title)]
     legend = ["reserved"]
     if h.any_device:

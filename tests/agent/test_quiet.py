@@ -1,0 +1,291 @@
+"""Quiet steps: nothing is read in them, and yet every step is counted, no peak is lost, and what is new is noticed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpumon_agent import agent as agents
+from gpumon_agent import governor, wire
+from gpumon_agent.quiet_mark import marked
+
+Gpu = Callable[..., Any]
+FAR = 1 << 62
+
+
+def model_and_optimizer(resting: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    resting(model, optimizer)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, batch: int = 2) -> None:
+    for _ in range(steps):
+        model(torch.ones(batch, 4)).sum().backward()
+        optimizer.step()
+
+
+def rested(resting: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """After the first steps: the agent rests."""
+    model, optimizer = model_and_optimizer(resting)
+    while not resting.agent.phases.quiet:
+        train(model, optimizer, 1)
+    return model, optimizer
+
+
+def read_next(resting: Any) -> None:
+    resting.agent.phases.read_soon()
+
+
+def test_quiet_steps_are_counted_and_have_no_events(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    begun = resting.agent.phases.step
+    before = len(resting.events())
+    train(model, optimizer, 20)
+    assert len(resting.events()) == before
+    assert resting.agent.phases.idle
+    read_next(resting)
+    train(model, optimizer, 2)
+    last = resting.steps()[-1]
+    assert (last.step, last.quiet) == (begun + 21, 21)
+    assert resting.words()[-1] == ["between", "forward", "backward", "optimizer"]
+
+
+def test_a_batch_with_new_shapes_is_read(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    resting.agent.governor._wakes_ns = FAR
+    train(model, optimizer, 3)
+    assert resting.agent.phases.quiet
+    train(model, optimizer, 1, batch=3)
+    assert (resting.steps()[-1].quiet, resting.steps()[-1].input_shapes) == (3, ((3, 4),))
+    told = len(resting.steps())
+    while not resting.agent.phases.quiet:
+        train(model, optimizer, 1)
+    train(model, optimizer, 5, batch=3)
+    train(model, optimizer, 5, batch=2)
+    assert len(resting.steps()) <= told + 2  # both are known now
+
+
+def test_a_new_batch_that_costs_too_much_is_predicted_all_the_same(resting: Any, monkeypatch: Any) -> None:
+    model, optimizer = rested(resting)
+    monkeypatch.setattr(governor.Governor, "may_wake", lambda _: False)
+    asked: list[Any] = []
+    monkeypatch.setattr(resting.agent.phases, "_on_batch", lambda *args: asked.append(args) or (False, False))
+    train(model, optimizer, 2, batch=3)
+    train(model, optimizer, 1, batch=2)
+    assert [(step, shapes) for step, _, shapes, *_ in asked] == [
+        (step, [(3, 4)]) for step in (asked[0][0], asked[0][0] + 1)
+    ]
+    assert resting.agent.phases.quiet
+
+
+def test_a_batch_that_may_not_fit_is_predicted_each_time_it_comes(resting: Any, monkeypatch: Any) -> None:
+    model, optimizer = model_and_optimizer(resting)
+    asked: list[int] = []
+    monkeypatch.setattr(resting.agent.phases, "_on_batch", lambda step, *_: asked.append(step) or (True, False))
+    monkeypatch.setattr(governor.Governor, "may_wake", lambda _: False)
+    train(model, optimizer, 30)
+    assert resting.agent.phases.quiet
+    assert asked == list(range(30))
+
+
+def test_an_evaluation_among_quiet_steps_is_read(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    resting.agent.governor._wakes_ns = FAR
+    train(model, optimizer, 3)
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    train(model, optimizer, 1)
+    assert "eval trains" in [f"{p.phase}{' trains' * bool(p.flags & wire.TRAINS)}" for p in resting.phases()[-5:]]
+    assert resting.steps()[-1].quiet == 3
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_steps_of_optimizers_that_take_turns_are_counted(resting: Any, several: bool) -> None:
+    model = nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])][: 1 + several]
+    resting(model, optimizers)
+
+    def turn() -> None:
+        for optimizer in optimizers:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    for _ in range(10):
+        turn()
+    assert resting.agent.phases.quiet
+    assert resting.agent.phases.idle is not several
+    turn()
+    resting.agent.phases._count_quiet()
+    assert resting.agent.phases.step == 11 * (1 + several) - several  # the last waits for the next event
+
+
+def test_steps_that_the_user_marks_are_counted(resting: Any) -> None:
+    model, optimizer = model_and_optimizer(resting)
+
+    def marked_step() -> None:
+        train(model, optimizer, 2)
+        resting.agent.phases.mark()
+
+    while not resting.agent.phases.quiet:
+        marked_step()
+    begun = resting.agent.phases.step
+    for _ in range(5):
+        marked_step()
+    resting.agent.phases._count_quiet()
+    assert resting.agent.phases.step == begun + 5
+
+
+def test_a_step_that_the_scaler_skips_is_counted(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    scaler = torch.amp.GradScaler("cpu")
+    begun = resting.agent.phases.step
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    resting.agent.phases._count_quiet()
+    assert resting.agent.phases.step == begun + 3
+
+
+def test_another_optimizer_is_noticed_in_an_idle_step(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    other = torch.optim.SGD(model.parameters())
+    train(model, optimizer, 2)
+    train(model, other, 1)
+    assert len(resting.agent.phases.optimizers) == 2
+    assert not resting.agent.phases.idle
+
+
+def test_named_phases_are_read_and_the_run_rests_no_more(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    train(model, optimizer, 3)
+    with agents.phase("validate"):
+        pass
+    assert "validate" in [phase.phase for phase in resting.phases()]
+    train(model, optimizer, 20)
+    assert not resting.agent.phases.quiet
+
+
+def test_the_running_phase_is_known_without_an_event(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    seen: list[tuple[int, str]] = []
+
+    def look() -> None:
+        seen.append(resting.agent.phases.where()[:2])
+
+    class Slow(nn.Module):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            look()
+            return value
+
+    model.register_forward_pre_hook(lambda *_: look())
+    handles = [parameter.register_hook(lambda _: look()) for parameter in model.parameters()]
+    optimizer.register_step_pre_hook(lambda *_: look())
+    train(model, optimizer, 2)
+    assert resting.agent.phases.idle
+    step = resting.agent.phases.where()[0]
+    each = ["forward", "backward", "backward", "optimizer"]
+    assert seen == [(at, phase) for at in (step - 2, step - 1) for phase in each]
+    assert resting.agent.phases.where()[1] == "between"
+    for handle in handles:
+        handle.remove()
+
+
+def test_the_mark_ends_with_the_quiet_steps(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    mark = resting.agent.phases.quiet_mark
+    assert marked(mark.words[mark.at]) is not None
+    read_next(resting)
+    train(model, optimizer, 1)
+    assert marked(mark.words[mark.at]) is None
+
+
+def test_an_exception_in_a_quiet_step_is_said_where_it_was(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 5))
+    train(model, optimizer, 2)
+    assert resting.agent.phases.quiet
+
+
+def test_the_steps_that_no_other_follows_are_told_at_the_end(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    begun = resting.agent.phases.step
+    train(model, optimizer, 7)
+    resting.agent.phases.finish()
+    last = resting.steps()[-1]
+    assert (last.step, last.quiet, last.phases) == (begun + 6, 6, 0)
+
+
+def test_a_user_who_listens_to_outlooks_hears_each(resting: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(resting.agent.outlooks, "_functions", [lambda _: None])
+    model, optimizer = model_and_optimizer(resting)
+    asked: list[int] = []
+    batch = resting.agent.outlooks.batch
+    monkeypatch.setattr(resting.agent.phases, "_on_batch", lambda step, *rest: asked.append(step) or batch(step, *rest))
+    monkeypatch.setattr(governor.Governor, "may_wake", lambda _: False)
+    train(model, optimizer, 20)
+    assert asked == list(range(20))
+
+
+def figures() -> None:
+    """What the agent tells of quiet steps with a peak and a leak, and what torch itself says."""
+    import json
+
+    import torch
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent import governor, wire
+    from gpumon_agent.allocator import devices
+    from gpumon_agent.registry import REGISTRY
+
+    governor.READ_FIRST = 5
+    governor.READ_AGAIN_NS = 1 << 61
+    governor.Governor._decide = lambda self: None
+    devices.ENDS_EVERY_NS = devices.ENDS_EVERY_BY_DICT_NS = 1
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    agent = REGISTRY.agent = agents.Agent("test", publish=False)
+    agent.governor.read_every = agent.governor.ledger_every = 10**9
+    agent.adopt(model, optimizer)
+    batch = torch.ones(16, 256, device="cuda")
+    kept, allocated = [], {}
+
+    def step(peak: int = 0) -> None:
+        loss = model(batch).sum()
+        torch.ones(1 + peak, dtype=torch.uint8, device="cuda")
+        loss.backward()
+        del loss
+        optimizer.step()
+        allocated[agent.phases.where()[0] - 1] = torch.cuda.memory_allocated()
+
+    while not agent.phases.quiet:
+        step()
+    torch.cuda.reset_peak_memory_stats()
+    for at in range(12):
+        kept.append(torch.ones(1 << 18, device="cuda"))
+        step(64 << 20 if at == 6 else 0)
+    users = torch.cuda.max_memory_allocated()
+    agent.phases.read_soon()
+    step()
+    step()
+    last = [event for _, event in agent.recorder.drain() if isinstance(event, wire.Step)][-1]
+    ends = [(end.step, end.allocated, allocated[end.step]) for end in last.quiet_ends]
+    print(json.dumps([last.quiet, last.quiet_peaks[0].allocated_peak, users, ends]))
+
+
+def test_no_peak_is_lost_and_the_ends_are_torchs_figures(virtual_gpu: Gpu) -> None:
+    quiet, peak, users, ends = json.loads(virtual_gpu().run(figures).stdout.splitlines()[-1])
+    assert quiet == 13
+    assert peak == users  # no step after the large one was larger
+    assert len(ends) == 13
+    assert all(told == torchs for _, told, torchs in ends)
+    assert ends[-2][1] - ends[0][1] == 11 << 20  # what leaks
