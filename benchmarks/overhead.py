@@ -11,10 +11,10 @@ TraceML              its automatic mode, `trace_step` around each step (traceml-
 history              `torch.cuda.memory._record_memory_history()`
 
 Steps of 0.4 to 100 ms of linear layers; `rollout`: 300 forwards without gradients, then a step; `modules`: a thousand
-small modules. Measured per step, after a second of warming up: CPU time of the training's thread, of its process, and
-wall time. Reported is the median over the rounds of the difference to bare in the same round, with its 95 % interval
-(bootstrap of rounds). The training has the first core; its helper and the viewer have the others, or the same one with
-`--one-core`. A row is void if the A/A's interval is wider than a third of what is measured.
+small modules. Measured per step, after a second and 160 steps of warming up: CPU time of the training's thread, of its
+process, and wall time. Reported is the median over the rounds of the difference to bare in the same round, with its
+95 % interval (bootstrap of rounds). The training has the first core; its helper and the viewer have the others, or the
+same one with `--one-core`. A row is void if the A/A's interval is wider than a third of what is measured.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ BARE = ("bare", "bare again")
 WAYS = (*BARE, "hooks", "gpumon", "gpumon, viewer", "gpumon, all read", "TraceML", "history")
 LAYERS = {"0.4 ms": 12, "1 ms": 26, "4.5 ms": 120, "20 ms": 560, "100 ms": 2800}
 KINDS = (*LAYERS, "rollout", "modules")
+WARM_STEPS = 160  # gpumon reads the first 100
 CLOCKS = ("thread CPU", "process CPU", "wall")
 TRACEML = "traceml-ai"
 NOTE = """CPU and wall time of a step more than without a monitor, each way in processes of its own that take turns: the
@@ -163,9 +164,9 @@ def child(way: str, kind: str, seconds: float) -> None:
         torch.cuda.memory._record_memory_history()
     os.sched_setaffinity(0, own)
 
-    def run(for_s: float) -> list[float]:
+    def run(for_s: float, least: int = 0) -> list[float]:
         steps, began = 0, [time.thread_time(), time.process_time(), time.perf_counter()]
-        while time.perf_counter() - began[2] < for_s:
+        while time.perf_counter() - began[2] < for_s or steps < least:
             for _ in range(8):
                 with step_scope():
                     if kind == "rollout":
@@ -179,7 +180,7 @@ def child(way: str, kind: str, seconds: float) -> None:
         ended = [time.thread_time(), time.process_time(), time.perf_counter()]
         return [1000 * (b - a) / steps for a, b in zip(began, ended, strict=True)]
 
-    run(1.0)
+    run(1.0, WARM_STEPS)
     Path(os.environ["OVERHEAD_RESULT"]).write_text(json.dumps(run(seconds)))
     if viewer is not None:
         viewer.terminate()

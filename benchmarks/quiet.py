@@ -1,0 +1,116 @@
+"""What a watched step costs after the first hundred, within one process: `python benchmarks/quiet.py [--write FILE]`.
+
+The hooks of one watched training are taken out and put back, for blocks of steps in turns (out, in, in, out): memory
+layout and machine are the same for both, so a hundredth of a step shows. `out again` is the A/A: nothing is put back.
+
+quiet      steps that are not read: only the hooks cost
+watched    as usual: some steps are read, some with their owners
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from statistics import median
+from typing import Any
+
+from common import interval, options, write
+
+from gpumon import virtual_gpu
+
+LAYERS = {"0.4 ms": 12, "4.5 ms": 120, "20 ms": 560}
+WAYS = ("out again", "quiet", "watched")
+FAR = 1 << 62
+NOTE = """Wall time per step, in µs: the median over the blocks without hooks, the mean difference with its 95 %
+interval (bootstrap of blocks), and its share of the step. Linear layers on the virtual GPU, SGD.
+"""
+
+
+def main() -> None:
+    parser = options(__doc__, write=True)
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each row (25)")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args.child[0], int(args.child[1]), float(args.child[2]))
+        return
+    rows = [NOTE, "| step | | without hooks, µs | costs, µs | share of the step |", "|---|---|--:|--:|--:|"]
+    for kind, layers in LAYERS.items():
+        for way in WAYS:
+            command = [sys.executable, __file__, "--child", way, str(layers), str(args.seconds)]
+            environment = virtual_gpu.environment() | {"GPUMON_NATIVE": "on"}
+            said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+            virtual_gpu.remove_session(environment["VGPU_SESSION"])
+            bare, differences = json.loads(said.splitlines()[-1])
+            middle, low, high = interval(differences)
+            share = " to ".join(f"{100 * each / bare:+.1f}" for each in (low, high))
+            rows.append(
+                f"| {kind} | {way} | {bare:,.0f} | {middle:+.1f} ({low:+.1f} to {high:+.1f}) "
+                f"| {100 * middle / bare:+.1f} % ({share}) |"
+            )
+    write("What a quiet step costs", "\n".join(rows) + "\n", args.write)
+
+
+def child(way: str, layers: int, seconds: float) -> None:
+    import torch
+    from torch.optim import optimizer as optimizers
+
+    import gpumon_agent
+    from gpumon_agent.registry import REGISTRY
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(layers)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.ones(32, 64, device="cuda")
+    engine = torch.autograd._engine_run_backward
+    gpumon_agent.watch(model, optimizer)
+    phases = REGISTRY.agent.phases
+    watched = torch.autograd._engine_run_backward
+    dicts = {name: hooks for name, hooks in vars(model).items() if name.startswith("_forward_") and hooks is not None}
+    registries: tuple[Any, ...] = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    registered = [dict(each) for each in registries]
+
+    def put(*, in_place: bool) -> None:
+        torch.autograd._engine_run_backward = watched if in_place else engine
+        for name, hooks in dicts.items():
+            vars(model)[name] = hooks if in_place else OrderedDict()
+        for registry, hooks in zip(registries, registered, strict=True):
+            registry.clear()
+            registry.update(hooks if in_place else {})
+
+    def run(steps: int) -> float:
+        began = time.perf_counter_ns()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        return (time.perf_counter_ns() - began) / steps / 1000
+
+    run(200)
+    while not phases.quiet:
+        run(1)
+    steps = max(8, round(40_000 / run(50)))  # 40 ms a block
+    bare, differences = [], []
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        block = []
+        for hooked in (False, True, True, False):
+            phases._count_quiet()
+            put(in_place=hooked and way != "out again")
+            phases._step_opened_ns = time.monotonic_ns()  # the steps without hooks are none
+            if way == "quiet" and phases.quiet:
+                phases._left, phases._until_ns = FAR, FAR
+                phases._set_due()
+            block.append(run(steps))
+        bare += [block[0], block[3]]
+        differences.append((block[1] + block[2] - block[0] - block[3]) / 2)
+    print(json.dumps([median(bare), differences]), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
