@@ -138,11 +138,11 @@ class Transport:
         events, long = Writer(memory, after=self._events), LongWriter(memory, after=self._long)
         status, back = Status(memory), Pages(memory, ANSWER)
         answer = messages.FromHelper(seq=self._answer.seq)  # the old helper's state is void
+        self._mark.share(memory.words, QUIET)
         # no calls from here on, so that no signal handler can raise in between
         self._helper, self._helper_began, self._memory = helper, began, memory
         self._events, self._long, self._status, self._back = events, long, status, back
         self._answer, self._looked_ns, self._picture_due = answer, now, True
-        self._mark.share(memory.words, QUIET)
         return True
 
     def _await_viewer(self) -> None:
@@ -268,8 +268,8 @@ class Transport:
         old = self._memory
         assert old is not None
         self._memory = None
-        self._mark.keep()
         try:
+            self._mark.keep()
             self._replace_helper(old)
         except BaseException:
             if self._memory is None:  # a signal handler's: try again next time
