@@ -205,7 +205,7 @@ class Governor:
         self._choose_ledger(now_ns)
 
     def may_wake(self) -> bool:
-        """Whether a batch with new shapes may be read in its turn. Then call `wake_for_batch`."""
+        """Whether a batch with new shapes may be read."""
         cost = self._read.cost_ns()
         self._wakes_ns = min(self._wakes_ns, WAKES_MAX * cost)
         if self._wakes_ns < cost:
@@ -274,9 +274,6 @@ class Governor:
 
     def _quiet_ns(self) -> float | None:
         return _median(self._quiet) if len(self._quiet) >= KNOWN_AFTER else None
-
-    def _step_ns(self) -> float:
-        return _mean(self._newest)
 
     def _decide(self) -> str | None:
         step = _mean(self._newest)

@@ -10,8 +10,8 @@ from gpumon_agent.wire import BACKWARD, BETWEEN, EVAL, FORWARD, GRAPH_REPLAY, LO
 
 _PHASES = ("", BETWEEN, FORWARD, EVAL, BACKWARD, OPTIMIZER, GRAPH_REPLAY, LOAD)
 CODES = {phase: code for code, phase in enumerate(_PHASES) if phase}
-_BITS = 3
-A_STEP = 1 << _BITS
+BITS = 3
+A_STEP = 1 << BITS
 
 IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_BETWEEN = CODES[FORWARD], CODES[BACKWARD], CODES[OPTIMIZER], CODES[BETWEEN]
 
@@ -40,7 +40,7 @@ class QuietMark:
         self.words, self.at = array("Q", (self.words[self.at],)), 0
 
     def begin(self, step: int, phase: str = BETWEEN) -> None:
-        self.step = step << _BITS
+        self.step = step << BITS
         self.words[self.at] = self.step | CODES[phase]
 
     def end(self) -> None:
@@ -52,4 +52,4 @@ class QuietMark:
 
 def marked(word: int) -> tuple[int, str] | None:
     """(step, phase). None: the running step is read."""
-    return (word >> _BITS, _PHASES[word & (1 << _BITS) - 1]) if word else None
+    return (word >> BITS, _PHASES[word & (1 << BITS) - 1]) if word else None

@@ -289,3 +289,31 @@ def test_no_peak_is_lost_and_the_ends_are_torchs_figures(virtual_gpu: Gpu) -> No
     assert len(ends) == 13
     assert all(told == torchs for _, told, torchs in ends)
     assert ends[-2][1] - ends[0][1] == 11 << 20  # what leaks
+
+
+@pytest.mark.parametrize("what", ["_read_end", "_work", "_closed"])
+def test_what_fails_as_a_quiet_step_closes_does_not_reach_the_training(
+    resting: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    model, optimizer = rested(resting)
+    phases, failures = resting.agent.phases, resting.agent.guard.failures
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(phases, what, fail)
+    phases.works, phases._ends_apart_ns, phases._due_ns, phases._ends_due_ns, phases._look_due_ns = True, 1, 0, 0, 0
+    train(model, optimizer, 1)
+    assert failures.pop("optimizer") == 1
+    phases.works = False
+    monkeypatch.undo()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_shape_and_passes_all_the_same(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    assert type(nested) is torch.Tensor
+    torch.nested.to_padded_tensor(model(nested), 0.0).sum().backward()
+    optimizer.step()
+    resting.agent.guard.failures.pop("forward", None)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, pairwise
 from threading import get_ident
@@ -38,7 +39,7 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.quiet_mark import A_STEP, CODES, IN_BETWEEN, QuietMark
+from gpumon_agent.quiet_mark import A_STEP, BITS, CODES, IN_BETWEEN, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
@@ -72,6 +73,7 @@ _OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
 _OPTIMIZERS_MAX = 64  # listed per step
 _LOOK_NS = 100_000_000  # between two looks at viewers' requests, in quiet steps
+_TIMES_MAX = 4_096  # of quiet steps between two counts; only more if counting has failed
 _ENDS_TOGETHER = 8  # looked at in one go: most of what that costs are cold caches
 _ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
 _FITTING_MAX = 4_096  # shapes of batches that are known to fit
@@ -159,7 +161,7 @@ class Phases:
         self.ends_every_ns = 0  # set with the readers; 0: an end is not read
         self._ends_apart_ns = self._ends_due_ns = 0
         self._whole_only = False  # every event matters: named phases, optimizer steps inside the engine
-        self._times: list[int] = []  # when quiet steps closed that are not counted yet
+        self._times: deque[int] = deque(maxlen=_TIMES_MAX)  # when quiet steps closed that are not counted yet
         self._left = 0  # quiet steps left
         self._until_ns = self._look_due_ns = self._due_ns = 0
         self._recorder = recorder
@@ -781,10 +783,12 @@ class Phases:
             self._skips = 0
             self._stepped.clear()
             self._turn.clear()
-        self.pass_step(self._ended_ns)
+        if self.pass_step(self._ended_ns):
+            self.do_quietly()
 
-    def pass_step(self, ended: int = 0) -> None:
-        """A quiet step closes. It runs with cold caches, so all that can wait is left for `_do_quietly`."""
+    def pass_step(self, ended: int = 0) -> bool:
+        """A quiet step closes. True: call `do_quietly`. It runs unguarded and with cold caches, so it does nothing that
+        can wait or fail."""
         now = ended or monotonic_ns()
         self._times.append(now)
         self.passed = 0
@@ -792,11 +796,11 @@ class Phases:
         mark = self.quiet_mark
         mark.step = step = mark.step + A_STEP
         mark.words[mark.at] = step | IN_BETWEEN
-        if left <= 0 or now >= self._due_ns:
-            self._do_quietly(now)
+        return left <= 0 or now >= self._due_ns
 
-    def _do_quietly(self, now: int) -> None:
+    def do_quietly(self) -> None:
         """What is due as a quiet step closes."""
+        now = self._times[-1]
         self._count_quiet()
         wakes = self._left <= 0 or now >= self._until_ns
         if now >= self._ends_due_ns and self._ends_apart_ns:
@@ -825,8 +829,9 @@ class Phases:
         times = self._times
         if not times:
             return
-        self._quiet_steps += len(times)
-        self.step += len(times)
+        steps = (self.quiet_mark.step - (self.step << BITS)) >> BITS
+        self._quiet_steps += steps
+        self.step += steps
         self._governor.quiet_closed([b - a for a, b in pairwise((self._step_opened_ns, *times))])
         self._step_opened_ns = times[-1]
         self._recorder.now = (self.step, BETWEEN, times[-1])

@@ -40,7 +40,6 @@ from gpumon_agent.storages import tensors_in
 # -1 outside of engine calls. The engine's threads run hooks and recomputed forwards under the call's id.
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _records_graph: Callable[[], bool] = torch.is_grad_enabled
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _is_compiling = torch.compiler.is_compiling
 _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # an identifier: any number below 0 would do, as torch's hook ids count up from there
@@ -288,7 +287,7 @@ class Hooks:
 
     def _step_hook(self, act: Callable[[Any], None], *, begins: bool) -> Callable[..., None]:
         phases = self._phases
-        mark = phases.quiet_mark
+        mark, due = phases.quiet_mark, self._guard.protect("optimizer", phases.do_quietly)
 
         def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not self.fires:
@@ -299,7 +298,8 @@ class Hooks:
                 mark.words[mark.at] = mark.step | IN_OPTIMIZER
             else:
                 self._stepped += 1
-                phases.pass_step()
+                if phases.pass_step():
+                    due()
                 self._graphs.optimizer_stepped()
 
         return patching.hook(hook)
@@ -425,7 +425,7 @@ class _Root:
     def _hook(self, module: Module) -> None:
         held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
         restore = self._hooks._guard.protect("traceback", as_without_hooks)
-        phases, passes = self._hooks._phases, self._passes
+        phases, passes = self._hooks._phases, self._hooks._guard.protect("forward", self._passes)
 
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
             # DataParallel's replicas and shallow copies share the dict; torch.jit.trace would record our tensor reads
@@ -502,8 +502,6 @@ class _Root:
         if not self._hooks.fires or not self.entered:
             return False
         if _records_graph():
-            if _function_modes():  # it would see us
-                return False
             shapes = []
             for value in (*args, *kwargs.values()) if kwargs else args:
                 if type(value) is torch.Tensor:
