@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from math import ceil, sqrt
-from typing import NamedTuple
+from math import ceil
 
 STEP_SHARE = 0.0035  # of the mean step, for all that is read
 STEP_FLOOR_NS = 5_000  # for any step
@@ -62,30 +61,21 @@ class Rest:
         self.turns = self._left = min(max(self._first, self.turns * 2), self._longest) if dear else 0
 
 
-class Share(NamedTuple):
-    """What the agent costs, as a share of the training's time. True cost is within `error` of it, 19 times in 20."""
-
-    cost: float
-    error: float
-
-
 class _Kind:
-    """The newest steps of a kind: how long they took, and how much of it our own clock saw.
+    """What the newest steps of a kind cost.
 
-    `costs`: of one, from the durations of a run of them and of the quiet step that followed: a step is sent after it
-    has ended.
+    `costs`: from the durations of a run of them and of the quiet step that followed, because a step is sent after it
+    has ended. `spent`: what our own clock saw of it.
     """
 
-    __slots__ = ("costs", "durations", "spent", "steps")
+    __slots__ = ("costs", "spent", "steps")
 
     def __init__(self) -> None:
-        self.durations: deque[int] = deque(maxlen=NEWEST)
         self.costs: deque[int] = deque(maxlen=NEWEST)
         self.spent: deque[int] = deque(maxlen=NEWEST)
         self.steps = 0
 
-    def add(self, duration_ns: int, spent_ns: int) -> None:
-        self.durations.append(duration_ns)
+    def add(self, spent_ns: int) -> None:
         self.spent.append(spent_ns)
         self.steps += 1
 
@@ -94,7 +84,7 @@ class _Kind:
         return _median(self.costs) if len(self.costs) >= KNOWN_AFTER else None
 
     def cost_ns(self) -> float:
-        """The same, within what our clock makes credible."""
+        """Of one step: as measured, within what our clock makes credible."""
         own, measured = _mean(self.spent), self.measured_ns
         return UNCLOCKED * own if measured is None else min(max(measured, own), UNCLOCKED_MAX * own)
 
@@ -224,7 +214,7 @@ class Governor:
             if self.steps > 1:  # the first includes loading, and an evaluation before training
                 self._newest.append(duration_ns)
                 self._closed = self._sampled if self.ledger and self.ledger_ns else self._read
-                self._closed.add(duration_ns, self.spent_ns)
+                self._closed.add(self.spent_ns)
                 self._run = [*self._run[-READ_TOGETHER:], (self._closed, duration_ns)]
             if self.ledger and self.ledger_ns and not self.ledger_at_end_only:
                 self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
@@ -297,30 +287,10 @@ class Governor:
             f"{self.read_every:,} is read, one in {self.ledger_every:,} with its owners"
         )
 
-    def share(self) -> Share | None:
-        """What reading costs, from durations. None: not known, because too few steps were quiet."""
-        quiet = self._quiet_ns()
-        if quiet is None or not quiet:
-            return None
-        cost = error = 0.0
-        for kind, every in ((self._read, self.read_every), (self._sampled, self.ledger_every)):
-            measured = kind.measured_ns
-            if measured is not None:
-                cost += measured / every / quiet
-                error += 2 * _spread(kind.costs) / every / quiet
-        return Share(cost, error)
-
 
 def _median(values: deque[int]) -> int:
     in_order = sorted(values)
     return in_order[len(in_order) // 2]
-
-
-def _spread(values: deque[int]) -> float:
-    """Standard error of the median, from the median deviation: robust against single slow steps."""
-    middle = _median(values)
-    deviations = sorted(abs(value - middle) for value in values)
-    return 1.253 * 1.4826 * deviations[len(deviations) // 2] / sqrt(len(values))
 
 
 def _mean(costs: deque[int]) -> float:

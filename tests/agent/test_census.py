@@ -279,9 +279,8 @@ def test_what_waits_for_the_collector_is_told_if_it_runs_every_10_000_objects_or
     assert (census.waiting is not None) == told
 
 
-def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
-    """As it does with one whose graph takes longer than was left."""
-    space = {f"weights_{length}": torch.ones(length) for length in (1, 2, 3)}
+def interrupted() -> tuple[HeapWalker, list[int]]:
+    """A walk whose first slice ends at the second tensor, and the lengths of the tensors that it meets."""
     met: list[int] = []
 
     def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
@@ -290,7 +289,13 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
             walk.once_more()
         return True
 
-    walk = HeapWalker(found, Files(), gc_roots.of_module)
+    return HeapWalker(found, Files(), gc_roots.of_module), met
+
+
+def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
+    """As it does with one whose graph takes longer than was left."""
+    space = {f"weights_{length}": torch.ones(length) for length in (1, 2, 3)}
+    walk, met = interrupted()
     walk.begin([Root(lambda: space, named=True)], limit=6)
     assert not walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2]
@@ -302,15 +307,7 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
 def test_a_container_that_is_replaced_by_a_longer_one_is_read_on(kind: type[Any]) -> None:
     """`values += (loss,)` makes a new tuple in each step, and a walk takes several."""
     holder = types.SimpleNamespace(values=kind(torch.ones(length) for length in (1, 2, 3)))
-    met: list[int] = []
-
-    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
-        met.append(len(tensor))
-        if met == [1, 2]:
-            walk.once_more()
-        return True
-
-    walk = HeapWalker(found, Files(), gc_roots.of_module)
+    walk, met = interrupted()
     walk.begin([Root(lambda: {"holder": holder}, named=True)], limit=6)
     assert not walk.run(ThreadClock(1_000_000_000), lambda: False)
     holder.values = kind((*holder.values, torch.ones(4)))

@@ -109,18 +109,6 @@ def test_a_training_that_may_not_rest_is_never_quiet_but_has_ledgers() -> None:
     assert 5 <= ledgers < 500
 
 
-def test_the_share_is_unknown_first_and_then_near_the_true_cost() -> None:
-    governor = Governor()
-    training = Training(governor)
-    training.run(50, step_ms=5, read_us=100, ledger_us=200)
-    assert governor.share() is None
-    training.run(20_000, step_ms=5, read_us=100, ledger_us=200)
-    share = governor.share()
-    assert share is not None
-    true = 100 / 5_000 / governor.read_every + 300 / 5_000 / governor.ledger_every
-    assert share.cost == pytest.approx(true, rel=0.25)
-
-
 def test_noise_does_not_push_a_step_beyond_six_times_what_the_clock_shows() -> None:
     governor = Governor()
     training = Training(governor, varies=0.5)
@@ -274,13 +262,3 @@ def test_a_census_has_a_fivehundredth_of_the_step_or_25_microseconds(step_ms: fl
     governor = Governor()
     Training(governor).run(200, step_ms=step_ms, read_us=1, ledger_us=1)
     assert governor.census_ns == pytest.approx(nanoseconds, rel=0.02)
-
-
-def test_the_share_has_an_error_that_contains_the_truth() -> None:
-    governor = Governor()
-    Training(governor, varies=0.02).run(40_000, step_ms=5, read_us=300, ledger_us=900)
-    share = governor.share()
-    assert share is not None
-    true = 300 / 5_000 / governor.read_every + 1_200 / 5_000 / governor.ledger_every
-    assert 0 < share.error < true
-    assert abs(share.cost - true) <= share.error
