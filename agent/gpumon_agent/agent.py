@@ -201,6 +201,7 @@ class Agent:
 
     def _wire_hooks(self) -> None:
         from gpumon_agent.hooks.by_hand import ByHand
+        from gpumon_agent.hooks.idle_hooks import IdleHooks
         from gpumon_agent.hooks.torch_hooks import Hooks
 
         self.hooks = Hooks(
@@ -222,6 +223,7 @@ class Agent:
             notice=self.notice,
         )
         self.hooks.backward_ended = self.guard.protect("updates by hand", by_hand.backward_ended)
+        self.phases.time_idle = self.guard.protect("cost", IdleHooks(self.guard, self.outlooks).timed)
 
     def _make_transport(self) -> Transport:
         return Transport(
@@ -472,7 +474,13 @@ class Agent:
 
     def _counters(self) -> tuple[int, int, bool, int | None]:
         governor = self.governor
-        return governor.read_every, 0, self._torch.cuda.is_initialized(), self._pinned
+        cost = governor.cost
+        return (
+            governor.read_every,
+            cost.packed() if cost is not None else 0,
+            self._torch.cuda.is_initialized(),
+            self._pinned,
+        )
 
     def _hello(self) -> wire.Hello:
         d = self._descriptor

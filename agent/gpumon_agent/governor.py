@@ -3,6 +3,8 @@
 Most short steps are quiet: their hooks return at once. A step that is read costs more than our own clock shows (hooks,
 the interpreter's cold caches), so its cost is the difference between its duration and that of the quiet steps around
 it. Which steps are read is drawn at random, with a generator of our own, so that the choice cannot follow the batches.
+
+Viewers are told the same figures as one: what the agent costs a mean step, hooks of quiet steps included.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, sqrt
+
+from gpumon_agent.cost import Cost
 
 STEP_SHARE = 0.0035  # of the mean step, for all that is read
 STEP_FLOOR_NS = 5_000  # for any step
@@ -65,19 +69,25 @@ class _Kind:
     """What the newest steps of a kind cost.
 
     `costs`: from the durations of a run of them and of the quiet step that followed, because a step is sent after it
-    has ended. `spent`: what our own clock saw of it.
+    has ended. `spent`: what our own clock saw of it. `at`: their numbers.
     """
 
-    __slots__ = ("costs", "spent", "steps")
+    __slots__ = ("at", "costs", "spent", "steps")
 
     def __init__(self) -> None:
         self.costs: deque[int] = deque(maxlen=NEWEST)
         self.spent: deque[int] = deque(maxlen=NEWEST)
+        self.at: deque[int] = deque(maxlen=NEWEST)
         self.steps = 0
 
-    def add(self, spent_ns: int) -> None:
+    def add(self, spent_ns: int, step: int) -> None:
         self.spent.append(spent_ns)
+        self.at.append(step)
         self.steps += 1
+
+    def per_step(self, step: int) -> float:
+        """How many of the steps up to this one were of this kind, of one."""
+        return max(1, len(self.at) - 1) / max(1, step - self.at[0]) if self.at else 0.0
 
     @property
     def measured_ns(self) -> int | None:
@@ -94,9 +104,11 @@ class Governor:
 
     __slots__ = (
         "_closed",
+        "_idle",
         "_judged",
         "_ledger_at",
         "_ledger_until_ns",
+        "_looked",
         "_newest",
         "_off",
         "_quiet",
@@ -110,6 +122,7 @@ class Governor:
         "_wakes_ns",
         "at_end_only",
         "budget_ns",
+        "cost",
         "hurries",
         "ledger",
         "ledger_at_end_only",
@@ -142,6 +155,9 @@ class Governor:
         self._quiet: deque[int] = deque(maxlen=2 * NEWEST)  # durations
         self._newest: deque[int] = deque(maxlen=2 * NEWEST)  # of all steps
         self._read, self._sampled = _Kind(), _Kind()
+        self._looked = _Kind()  # quiet steps at whose end something was due
+        self._idle: deque[int] = deque(maxlen=NEWEST)  # what the hooks of a quiet step cost
+        self.cost: Cost | None = None  # of all that we do; None: not known
         self._closed: _Kind | None = None  # of the step that was read last
         self._run: list[tuple[_Kind, int]] = []  # the steps that were read since the last quiet one, with durations
         self._together = 0  # of which so many are still to come
@@ -172,6 +188,15 @@ class Governor:
         spent = self._closed.spent if self._closed is not None else ()
         if spent:
             spent[-1] += ns
+
+    def looked(self, ns: int) -> None:
+        """As a quiet step closed, something was due."""
+        self._looked.add(ns, self.steps)
+
+    def idled(self, ns: int) -> bool:
+        """The hooks of a quiet step were timed. True: often enough."""
+        self._idle.append(ns)
+        return len(self._idle) == NEWEST
 
     def _measure(self, duration_ns: int) -> None:
         """The first quiet step after a run of others closes."""
@@ -214,7 +239,7 @@ class Governor:
             if self.steps > 1:  # the first includes loading, and an evaluation before training
                 self._newest.append(duration_ns)
                 self._closed = self._sampled if self.ledger and self.ledger_ns else self._read
-                self._closed.add(self.spent_ns)
+                self._closed.add(self.spent_ns, self.steps)
                 self._run = [*self._run[-READ_TOGETHER:], (self._closed, duration_ns)]
             if self.ledger and self.ledger_ns and not self.ledger_at_end_only:
                 self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
@@ -275,6 +300,7 @@ class Governor:
         sampled = max(self._sampled.cost_ns(), read)  # its phases are read, too
         self.ledger_every = max(1, ceil(sampled / each))
         self._ledger_at = min(self._ledger_at, self.steps + self.ledger_every)
+        self.cost = self._cost_of(step) if step else None
         rates = self.read_every, self.ledger_every
         if all(
             reported / REPORTED_AGAIN_FACTOR < rate < reported * REPORTED_AGAIN_FACTOR
@@ -287,10 +313,42 @@ class Governor:
             f"{self.read_every:,} is read, one in {self.ledger_every:,} with its owners"
         )
 
+    def _cost_of(self, step_ns: float) -> Cost:
+        """Each part as measured. If one is not, or less closely than our clock limits it, so much at most."""
+        kinds = [(kind, kind.per_step(self.steps), _mean(kind.spent)) for kind in (self._read, self._sampled)]
+        cost, error, measured = self._looked.per_step(self.steps) * _mean(self._looked.spent), 0.0, True
+        if len(self._idle) >= KNOWN_AFTER:
+            hooks = _median(self._idle)
+            cost, error = cost + hooks, 2 * _error(self._idle)
+        else:  # those of a step that is read are more
+            hooks, measured = 0, False
+            quiet = max(0.0, 1 - sum(often for _, often, _ in kinds))
+            cost += quiet * UNCLOCKED_MAX * max(own for _, _, own in kinds)
+        for kind, often, own in kinds:
+            more, inexact, most = kind.measured_ns, 0.0, UNCLOCKED_MAX * own
+            if more is not None and self.read_every > 1:
+                more = max(more, int(own) - hooks)  # it is what they cost more than a quiet step, with its hooks
+                inexact = 2 * _error(kind.costs) + 2 * more / sqrt(len(kind.at))  # and distances are random
+            if more is None or self.read_every == 1 or more + inexact > most:
+                measured = measured and not kind.steps
+                more, inexact = int(most), 0.0
+            cost += often * more
+            error += often * inexact
+        if measured:
+            return Cost(round(1e6 * cost / step_ns), round(1e6 * error / step_ns))
+        return Cost(ceil(1e6 * (cost + error) / step_ns), None)
+
 
 def _median(values: deque[int]) -> int:
     in_order = sorted(values)
     return in_order[len(in_order) // 2]
+
+
+def _error(values: deque[int]) -> float:
+    """Standard error of the median, from the median deviation: robust against single slow steps."""
+    middle = _median(values)
+    deviations = sorted(abs(value - middle) for value in values)
+    return 1.2533 * 1.4826 * deviations[len(deviations) // 2] / sqrt(len(values))  # both for normal distributions
 
 
 def _mean(costs: deque[int]) -> float:

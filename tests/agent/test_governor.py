@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from gpumon_agent import governor as governor_module
+from gpumon_agent.cost import Cost, unpacked
 from gpumon_agent.governor import Governor
 
 
@@ -262,3 +266,117 @@ def test_a_census_has_a_fivehundredth_of_the_step_or_25_microseconds(step_ms: fl
     governor = Governor()
     Training(governor).run(200, step_ms=step_ms, read_us=1, ledger_us=1)
     assert governor.census_ns == pytest.approx(nanoseconds, rel=0.02)
+
+
+def told(*, step_ms: float, read_us: float, ledger_us: float, varies: float = 0.05, seed: int = 1) -> tuple[Any, float]:
+    """The cost that the governor states, and the true one in the steps that follow, both in millionths of a step."""
+    governor = Governor()
+    governor._random = random.Random(seed)
+    training = Training(governor, varies=varies)
+    for _ in range(64):
+        governor.idled(20_000)
+    training.run(20_000, step_ms=step_ms, read_us=read_us, ledger_us=ledger_us)
+    stated = governor.cost
+    mean_us = training.run(20_000, step_ms=step_ms, read_us=read_us, ledger_us=ledger_us) + 20
+    return stated, 1e6 * mean_us / (step_ms * 1_000 + mean_us - 20)
+
+
+@pytest.mark.parametrize("step_ms", [1, 5])
+def test_the_cost_is_measured_and_true_nineteen_times_in_twenty(step_ms: float) -> None:
+    every = [told(step_ms=step_ms, read_us=100, ledger_us=400, seed=seed) for seed in range(8)]
+    right = [abs(cost.share - true) <= cost.error for cost, true in every]
+    assert right.count(True) >= 7, every
+    assert all(0.02 * true < cost.error < 0.4 * true for cost, true in every)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "read_us", "varies"),
+    [(500, 200, 0.05), (5, 100, 0.5)],  # every step is read; durations vary too much
+)
+def test_a_cost_that_durations_do_not_show_is_limited_by_our_clock(
+    step_ms: float, read_us: float, varies: float
+) -> None:
+    cost, true = told(step_ms=step_ms, read_us=read_us, ledger_us=400, varies=varies)
+    assert cost.error is None
+    assert true <= cost.share <= 6 * true
+
+
+def test_our_clock_may_have_missed_five_sixths() -> None:
+    governor = Governor()
+    Training(governor, clocked=1).run(90, step_ms=5, read_us=100)
+    assert governor.cost is not None
+    assert governor.cost.error is None
+    assert governor.cost.share == pytest.approx(6 * 1e6 * 100 / 5_100, rel=0.02)
+
+
+def test_hooks_that_were_not_timed_count_as_those_of_a_step_that_is_read() -> None:
+    governor = Governor()
+    Training(governor, clocked=1).run(5_000, step_ms=5, read_us=100)
+    assert governor.cost is not None
+    assert governor.cost.error is None
+    assert governor.cost.share == pytest.approx(6 * 1e6 * 100 / 5_000, rel=0.1)
+
+
+def test_hooks_count_once_they_were_timed_eight_times_and_are_timed_64_times() -> None:
+    governor = Governor()
+    assert [governor.idled(30_000) for _ in range(7)] == [False] * 7
+    training = Training(governor, clocked=1)
+    training.run(5_000, step_ms=5, read_us=100)
+    assert governor.cost is not None
+    assert governor.cost.error is None
+    assert [governor.idled(30_000) for _ in range(57)] == [False] * 56 + [True]
+    training.run(5_000, step_ms=5, read_us=100)
+    assert governor.cost is not None
+    assert governor.cost.error is not None
+    assert 6_000 <= governor.cost.share <= 6_000 + 4_500
+
+
+def test_what_was_due_in_quiet_steps_counts() -> None:
+    costs = []
+    for due_ns in (0, 400_000):
+        governor = Governor()
+        governor._random = random.Random(1)
+        for _ in range(64):
+            governor.idled(10_000)
+        training = Training(governor)
+        for _ in range(2_000):
+            training.run(1, step_ms=5, read_us=100, ledger_us=200)
+            governor.looked(due_ns)
+        assert governor.cost is not None
+        costs.append(governor.cost.share)
+    often = 2_000 / training.step
+    assert costs[1] - costs[0] == pytest.approx(1e6 * 400 / 5_000 * often, rel=0.4)
+
+
+def test_a_governor_that_is_off_knows_no_cost() -> None:
+    governor = Governor(off=True)
+    Training(governor).run(300, step_ms=1, read_us=100)
+    assert governor.cost is None
+
+
+@pytest.mark.parametrize(
+    "cost", [Cost(0, None), Cost(0, 0), Cost(4_100, 1_900), Cost(12, None), Cost(1 << 31, 1 << 31)]
+)
+def test_a_cost_is_one_word(cost: Cost) -> None:
+    assert unpacked(cost.packed()) == cost
+    assert 0 < cost.packed() < 1 << 64
+
+
+def test_no_word_is_no_cost_and_a_huge_one_does_not_overflow() -> None:
+    assert unpacked(0) is None
+    assert unpacked(Cost(1 << 40, 1 << 40).packed()) == Cost((1 << 32) - 2, (1 << 32) - 2)
+
+
+def test_the_error_of_durations_is_that_of_a_median() -> None:
+    source = random.Random(1)
+    values = deque(round(source.gauss(1e6, 1e5)) for _ in range(10_000))
+    assert governor_module._error(values) == pytest.approx(1.2533 * 1e5 / 100, rel=0.05)
+
+
+def test_where_durations_are_exact_the_random_distances_leave_an_error_of_two_eighths() -> None:
+    governor = Governor()
+    for _ in range(64):
+        governor.idled(0)
+    Training(governor).run(20_000, step_ms=5, read_us=100)
+    assert governor.cost is not None
+    assert governor.cost.error == pytest.approx(governor.cost.share * 2 / 64**0.5, rel=0.02)

@@ -317,3 +317,52 @@ def test_a_nested_tensor_has_no_shape_and_passes_all_the_same(resting: Any) -> N
     torch.nested.to_padded_tensor(model(nested), 0.0).sum().backward()
     optimizer.step()
     resting.agent.guard.failures.pop("forward", None)
+
+
+def looked(resting: Any, model: nn.Module, optimizer: torch.optim.Optimizer, times: int) -> None:
+    """So many looks at requests, at each of which the hooks may be timed."""
+    for _ in range(times):
+        resting.agent.phases._look_due_ns = resting.agent.phases._due_ns = 0
+        train(model, optimizer, 1)
+
+
+def test_the_hooks_of_quiet_steps_are_timed_64_times_beside_the_training(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    phases, governor = resting.agent.phases, resting.agent.governor
+    looked(resting, model, optimizer, 1)
+    begun, before, words = phases.step, len(resting.events()), phases.quiet_mark.read()
+    looked(resting, model, optimizer, 70)
+    assert len(governor._idle) == 64
+    assert phases.time_idle is None
+    assert 1_000 < sorted(governor._idle)[32] < 1_000_000
+    assert len(resting.events()) == before
+    assert phases.quiet
+    assert phases.quiet_mark.read() == (words[0] + 70, words[1])
+    assert len(governor._looked.spent) == 64
+    assert phases.step == begun + 70
+
+
+def test_forwards_of_a_step_count_each(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    phases = resting.agent.phases
+    assert phases._forwards == 1
+    phases.time_idle, phases._forwards = (lambda: (30_000, 7_000)), 4
+    looked(resting, model, optimizer, 1)
+    assert list(resting.agent.governor._idle) == [127_000]
+
+
+def test_no_hooks_are_timed_while_others_would_run_too(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    called: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(type(module).__name__))
+    looked(resting, model, optimizer, 5)
+    handle.remove()
+    assert set(called) == {"Linear"}
+    assert not resting.agent.governor._idle
+
+
+def test_steps_of_optimizers_that_take_turns_have_other_hooks_which_are_not_timed(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    resting.agent.phases.idle = False
+    looked(resting, model, optimizer, 5)
+    assert not resting.agent.governor._idle

@@ -153,6 +153,8 @@ class Phases:
         self.fitting: set[tuple[tuple[int, ...], ...]] = set()  # shapes of batches that are known to fit
         self._fitting_at = 0  # bytes allocated when that was known
         self.works = False  # something is done in slices, as steps close
+        self.time_idle: Callable[[], tuple[int, int] | None] | None = None  # IdleHooks.timed, until that is known
+        self._forwards = 0  # in the last step that was read
         self.quiet_mark = QuietMark()
         self._quiet_steps = 0  # since the last step that was read
         self._quiet_peaks: tuple[QuietPeak, ...] = ()  # of those steps
@@ -734,6 +736,7 @@ class Phases:
         )
         self._forget_quiet()
         self.evaluates = EVAL in self._counts
+        self._forwards = self._counts.get(FORWARD, 0) + self._counts.get(EVAL, 0)
         said = self._governor.step_closed(duration, ended, may_rest=self._may_rest())
         if said is not None:
             self._append(Notice(ended, said, step))
@@ -800,7 +803,7 @@ class Phases:
 
     def do_quietly(self) -> None:
         """What is due as a quiet step closes."""
-        now = self._times[-1]
+        began, now = monotonic_ns(), self._times[-1]
         self._count_quiet()
         wakes = self._left <= 0 or now >= self._until_ns
         if now >= self._ends_due_ns and self._ends_apart_ns:
@@ -812,13 +815,24 @@ class Phases:
             self._step_begins()
         if self.works:
             self._work(self.step)
-        if now >= self._look_due_ns:
+        looks = now >= self._look_due_ns
+        if looks:
             self._look_due_ns = now + _LOOK_NS
             if len(self._ends) - self._ends_taken >= _ENDS_TOGETHER:
                 self._tell_ends()
             self._closed()
         if not wakes:
             self._set_due()
+            self._governor.looked(monotonic_ns() - began)
+            if looks and self.idle and self.time_idle is not None:
+                self._time_idle()
+
+    def _time_idle(self) -> None:
+        """Here the caches are as cold as they are for the hooks of any quiet step."""
+        assert self.time_idle is not None
+        timed = self.time_idle()
+        if timed is not None and self._governor.idled(timed[0] * self._forwards + timed[1]):
+            self.time_idle = None
 
     def _set_due(self) -> None:
         ends = self._ends_due_ns if self._ends_apart_ns else self._until_ns

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpumon_agent import endpoint, wire
+from gpumon_agent import cost, endpoint, wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
 from gpumon_agent.oom.memory_viz import SnapshotWriter
@@ -125,6 +125,7 @@ class Helper:
         self._answer(alive=True)
         now = time.monotonic_ns()
         at = self._at()
+        share, error = cost.unpacked(at.counters[1]) or (None, None)
         return wire.Heartbeat(
             now,
             at.step,
@@ -132,12 +133,14 @@ class Helper:
             max(0, now - at.since_ns),
             self._lost,
             at.counters[0],
-            at.counters[1] or None,
+            None,
             _resident(self.descriptor.pid),
             self._state.devices,
             self._state.off,
             at.counters[4] - 1 if at.counters[4] else None,
             max(0, time.time_ns() - self.descriptor.unix_ns) // 1_000_000_000,
+            share,
+            error,
         )
 
     def take(self, request: wire.Request) -> wire.Reply:

@@ -67,8 +67,8 @@ class Transport:
         take: Callable[[wire.Request], object],
         mark: QuietMark,
     ) -> None:
-        """`picture`: what viewers need besides events, for a new helper. `counters`: the governor's rate, 0,
-        whether CUDA has begun, and torch's pinned bytes. `take`: a viewer's request."""
+        """`picture`: what viewers need besides events, for a new helper. `counters`: the governor's rate, what the
+        agent costs (`Cost.packed`), whether CUDA has begun, and torch's pinned bytes. `take`: a viewer's request."""
         self.descriptor = descriptor
         self.unsent = 0
         """events or messages that were too long or had no room"""
@@ -236,8 +236,8 @@ class Transport:
                 pass_on(error)
                 self.unsent += 1
         step, phase, since = self._now()
-        rate, cost_ns, cuda, pinned = self._counters()
-        self._counted = rate, cost_ns, self._request, cuda, 0 if pinned is None else pinned + 1
+        rate, cost, cuda, pinned = self._counters()
+        self._counted = rate, cost, self._request, cuda, 0 if pinned is None else pinned + 1
         self._status.write(step, phase, since, *self._counted)
         if self._waiting or long.waiting_bytes:
             self._pump(ThreadClock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))

@@ -118,6 +118,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()
     pinned: Bytes | None = None  # host memory pinned by torch's allocator; None: this torch does not report it
     number: Count | None = None  # seconds since the agent began; None: the history keeps no heartbeats
+    cost: Count | None = None  # of the agent, in millionths of the mean step; None: not known
+    cost_error: Count | None = None  # within so much of it, 19 times in 20; None: `cost` at most
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase")

@@ -13,6 +13,7 @@ MISSING = {
     "census": "the variables that hold leaked tensors are not found",
     "checkpoint": "recomputed forwards and loaded checkpoints are not followed",
     "checkpoints": "loaded checkpoints that stay alive are not reported",
+    "cost": "what gpumon costs is not measured",
     "compile": "a model that is compiled in place shows no forward",
     "description": "layers, owners and leaks of new steps are missing",
     "devices": "devices that training moves to are not found",

@@ -1,0 +1,102 @@
+"""Times the hooks of a quiet step, which no durations show: every quiet step has them.
+
+The same hooks are put on a model of our own, with a state machine of its own, and called once, between two steps of the
+training. Their data are not those of the training's hooks, and what they evict from its caches is not seen.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+
+from gpumon_agent.governor import Governor
+from gpumon_agent.guard import Guard
+from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.hooks.torch_hooks import Hooks
+from gpumon_agent.patching import around
+from gpumon_agent.shape_model.outlook import Outlooks
+
+_FAR = 1 << 62
+
+
+class _NoGraph:
+    recomputes = False
+
+    def forward_ends(self, output: object, model: object) -> None: ...
+
+    def backward_begins(self, roots: Any) -> None: ...
+
+    def backward_returns(self, gradients: Any) -> None: ...
+
+
+class _OwnHooks(Hooks):
+    """Hooks of a model that the training does not have: nothing of torch is replaced for them."""
+
+    def _install(self) -> None: ...
+
+
+class IdleHooks:
+    def __init__(self, guard: Guard, outlooks: Outlooks) -> None:
+        self._guard, self._outlooks = guard, outlooks
+        self._made = False
+
+    def _make(self) -> None:
+        governor = Governor()
+        phases = self._phases = Phases(
+            Recorder(),
+            governor,
+            find_readers=tuple,
+            read_ledger=lambda *_: None,
+            step_closes=lambda _: None,
+            step_closed=lambda *_: None,
+            opened_ns=0,
+        )
+        hooks = _OwnHooks(
+            phases,
+            self._guard,
+            governor,
+            inputs=lambda *_: (0, ()),
+            rooted=lambda _: None,
+            entered=lambda _: None,
+            graph=_NoGraph(),
+            notice=lambda _: None,
+            outlooks=self._outlooks,
+        )
+        self._bare, self._model = torch.nn.Identity(), torch.nn.Identity()
+        hooks.watch(self._model)
+        hooks._roots[id(self._model)].entered = True
+        self._engine = around(lambda: None, hooks._engine_hook(lambda: None), lambda *_: None)
+        self._begins, self._ends = (hooks._step_hook(self._not_idle, begins=each) for each in (True, False))
+        phases.quiet = phases.idle = phases.evaluates = True
+        phases.fitting.add(())
+        phases.only = id(self._model)
+        phases._left = phases._due_ns = _FAR
+
+    def _not_idle(self, _: object) -> None:
+        raise RuntimeError("its hooks are not those of a quiet step")
+
+    def timed(self) -> tuple[int, int] | None:
+        """ns of one forward with its backward, and of a step of the optimizer. None: other hooks would run too."""
+        if modules._has_any_global_hook():
+            return None
+        if not self._made:
+            self._make()
+            self._made = True
+        bare, model, engine, begins, ends = self._bare, self._model, self._engine, self._begins, self._ends
+        since = monotonic_ns()
+        bare(None)
+        began = monotonic_ns()
+        model(None)
+        engine()
+        ended = monotonic_ns()
+        begins(model, (), {})
+        ends(model, (), {})
+        stepped = monotonic_ns()
+        if not self._phases.idle or self._phases.passed or len(self._phases._times) != 1:
+            self._not_idle(model)
+        self._phases._times.clear()
+        return ended - began - (began - since), stepped - ended
