@@ -1,0 +1,157 @@
+"""How much the phases keep: of steps that are not read, of batches, of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from time import monotonic_ns
+from typing import Any
+
+from gpumon_agent import wire
+from gpumon_agent.allocator import Reading
+from gpumon_agent.governor import Governor
+from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.wire.codec import decode_event, encode_event
+
+MS = 1_000_000
+
+
+class Resting(Governor):
+    """Reads two steps. Then none for as long as a test wants, new batches neither."""
+
+    __slots__ = ("counted",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: list[int] = []  # durations, at each call
+
+    def quiet_closed(self, durations_ns: Sequence[int]) -> None:
+        self.counted.append(len(durations_ns))
+        super().quiet_closed(durations_ns)
+
+    def step_closed(self, duration_ns: int, now_ns: int, *, may_rest: bool = True) -> str | None:
+        self.steps += 1
+        self.quiet = may_rest and self.steps >= 2
+        self.quiet_left = self.until_ns = 1 << 62
+        return None
+
+    def wake(self, now_ns: int) -> None:
+        self.quiet = False
+
+    def may_wake(self) -> bool:
+        return False
+
+
+class Training:
+    """Steps whose end a test gives; a device's allocated bytes grow with each reading of an end."""
+
+    def __init__(self, *, every_ns: int = 0, devices: int = 1, **options: Any) -> None:
+        self.recorder = Recorder()
+        self.governor = Resting()
+        self.governor.ledger = False
+        self.told: list[int] = []  # how many ends at one time
+        self._ends = 0
+        self.phases = Phases(
+            self.recorder,
+            self.governor,
+            find_readers=lambda: tuple((lambda d: Reading(1 << 20, 1 << 21), d, d) for d in range(devices)),
+            read_ledger=lambda *_: None,
+            step_closes=lambda step: None,
+            step_closed=lambda step, reads: None,
+            opened_ns=0,
+            read_end=self._read_end,
+            take_ends=lambda ends: self.told.append(len(ends)),
+            **options,
+        )
+        self.phases.ends_every_ns = every_ns
+        self.optimizer = type("Optimizer", (), {})()
+        self.now = 0
+
+    def _read_end(self, device: int) -> tuple[int, int]:
+        self._ends += 1
+        return self._ends, self._ends
+
+    def forward(self, *shapes: tuple[int, ...]) -> None:
+        self.phases.forward_begins(1, gradients=True, trains=True, inputs=lambda: (8, shapes or [(2, 4)]))
+        self.phases.forward_ends(1, gradients=True, aborted=False)
+
+    def step(self) -> None:
+        self.forward()
+        self.phases.engine_begins()
+        self.phases.engine_ends(aborted=False)
+        self.phases.optimizer_begins(self.optimizer)
+        self.phases.optimizer_ends(self.optimizer, in_engine=False)
+
+    def rest(self) -> None:
+        while not self.phases.quiet:
+            self.step()
+        self.now = monotonic_ns()
+
+    def quiet_steps(self, count: int, *, ns: int, counts: bool = True) -> None:
+        """`counts`: what is due as they close is done."""
+        for _ in range(count):
+            self.now += ns
+            if self.phases.pass_step(self.now) and counts:
+                self.phases.do_quietly()
+
+    def last_step(self) -> wire.Step:
+        self.phases.finish()
+        return [event for _, event in self.recorder.drain() if isinstance(event, wire.Step)][-1]
+
+
+def test_the_ends_of_any_number_of_quiet_steps_are_a_series_of_at_most_256() -> None:
+    """They must fit the next step's message: viewers accept 320. The steps that stay are about as far apart."""
+    training = Training(every_ns=MS)
+    training.rest()
+    training.quiet_steps(2_040, ns=MS)
+    closed = training.last_step()
+    assert closed.quiet == 2_040 - 1
+    assert 128 < len(closed.quiet_ends) <= 256
+    apart = [b.step - a.step for a, b in pairwise(closed.quiet_ends)]
+    assert max(apart) <= 2 * min(apart)
+    assert decode_event(encode_event(closed)) == closed
+
+
+def test_ends_are_looked_at_in_tens_where_a_look_finds_five() -> None:
+    """A look has cold caches, which cost more than the ends do. So fewer than eight wait for the next, 0.1 s later."""
+    training = Training(every_ns=MS)
+    training.rest()
+    training.quiet_steps(1, ns=MS)
+    training.quiet_steps(100, ns=20 * MS)
+    assert training.told[1:] == [10] * 9
+
+
+def test_durations_of_4096_steps_are_kept_if_counting_fails() -> None:
+    """The list must not grow for a whole run. A tenth of a second, after which steps are counted, has fewer steps."""
+    training = Training()
+    training.rest()
+    training.quiet_steps(10_000, ns=MS, counts=False)
+    begun = training.phases.step
+    training.phases.do_quietly()
+    assert training.governor.counted == [4_096]
+    assert training.phases.step == begun + 10_000
+
+
+def test_4096_shapes_of_batches_that_fit_are_known_at_one_time() -> None:
+    """Some 1.5 MiB. A training whose batches all differ would add one with each step."""
+    training = Training(on_batch=lambda *_: (False, True))
+    training.rest()
+    known = []
+    for length in range(10_000):
+        training.forward((2, length))
+        known.append(len(training.phases.fitting))
+    assert max(known) == 4_096
+
+
+def test_of_100_optimizers_that_take_turns_a_step_names_as_many_as_viewers_accept() -> None:
+    training = Training()
+    optimizers = [type("Optimizer", (), {})() for _ in range(100)]
+    training.phases.know(optimizers)
+    training.forward()
+    for optimizer in optimizers:
+        training.phases.optimizer_begins(optimizer)
+        training.phases.optimizer_ends(optimizer, in_engine=False)
+    closed = training.last_step()
+    assert closed.optimizers == tuple(range(64))
+    assert decode_event(encode_event(closed)) == closed
