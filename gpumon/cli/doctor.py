@@ -205,11 +205,16 @@ def _environment() -> Iterator[Seen]:
 
 def _agents() -> Iterator[Seen]:
     from gpumon import link
+    from gpumon.analysis.own_cost import own_cost
 
     found = link.discover()
     names = ", ".join(f"{descriptor.name} (pid {descriptor.pid})" for descriptor in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
     yield Seen("ok", "agents", names + more if found else "none runs now; start one with: gpumon run train.py")
+    for each in link.glance(found[:8]) if found else ():
+        cost = own_cost(each.heartbeat)
+        if cost is not None:
+            yield Seen("ok", "cost", f"gpumon {cost.text} of {each.descriptor.name} (pid {each.descriptor.pid})")
 
 
 def _out_of_memory() -> Iterator[Seen]:

@@ -19,6 +19,7 @@ from gpumon.analysis.diagnosis.oom_report import OomReport
 from gpumon.analysis.dryrun_result import HighestPeak, Outcome
 from gpumon.analysis.job import died_unix_ns
 from gpumon.analysis.layers import FIGURES, LayerNode, Tree
+from gpumon.analysis.own_cost import own_cost
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, GrownByHolder, Peak
 from gpumon.export.explained import explained
@@ -150,6 +151,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "hidden": None if owners is None else list(owners.hidden),
         "held_by": _held_by(report.held, owners),
         "highest": None if report.highest is None else msgspec.to_builtins(report.highest),
+        "agent_cost": None if (cost := own_cost(rank.heartbeat)) is None else msgspec.to_builtins(cost),
     }
 
 

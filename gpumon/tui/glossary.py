@@ -113,6 +113,10 @@ _TERMS = (
     Term("workers", "Child processes, such as DataLoader workers."),
     Term("GPU", "Utilization (share of time in which a kernel ran), temperature and power, by the driver."),
     Term("it/s", "Completed steps a second, over the newest ones."),
+    Term("costs", "What gpumon costs the training, as a share of the mean step's time: what steps that are read take"
+                  " longer than the others, and the hooks of the others. ±: a 95 % interval. ≤: not measured, because"
+                  " too few steps were quiet or their durations vary too much; then it is six times what the agent's"
+                  " own clock saw. Nothing is shown if GPUMON_GOVERNOR is off."),
     Term("spread", "How far this rank's peak is from the median of all ranks.", "peak − median peak"),
     Term("lost events", "Messages that this viewer missed: a gap in their numbers. Training never waits for a viewer."),
     Term("sampled", "A step in which owners and activations were read; how often depends on the agent's time budget."),

@@ -404,3 +404,43 @@ def test_what_was_alive_at_an_older_peak_says_of_which_step(store_of, new_run):
     run.step(12_432, sampled=False)
     shown = bars(view_of(store_of(run)))
     assert plain(device_lines(shown, 200, 9, UNICODE, "title")[-1:]).endswith("of step 12,431")
+
+
+def headed(store_of, new_run):
+    """Of a live run that told its cost."""
+    run = new_run().usual(30)
+    run.say(wire.Heartbeat(run.t_ns, 12_432, "forward", 0, cost=4_100, cost_error=1_900))
+    return replace(heading(view_of(store_of(run))), state="live", said="")
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (120, "● live  gpumon costs 0.4 % ± 0.2 · torch 2.15.0 · NVIDIA H200 "),
+        (100, "● live  gpumon costs 0.4 % ± 0.2 · torch 2.15.0 "),
+        (80, "● live  costs 0.4 % ± 0.2 "),
+        (66, "● live "),
+    ],
+)
+def test_the_header_says_what_gpumon_costs_before_what_does_not_change(store_of, new_run, room, expected):
+    (line,) = header_lines(headed(store_of, new_run), room, UNICODE)
+    assert plain([line]).endswith(expected.rstrip()), plain([line])
+    assert " · step 12,431 · " in plain([line])
+    assert "it/s ●" not in plain([line])
+
+
+def test_a_cost_that_is_not_known_is_not_in_the_header(store_of, new_run):
+    (line,) = header_lines(replace(headed(store_of, new_run), costs=""), 120, UNICODE)
+    assert plain([line]).endswith("● live  torch 2.15.0 · NVIDIA H200")
+    assert not heading(view_of(store_of(new_run().usual(30)))).costs
+
+
+def test_the_header_keeps_name_and_state_at_any_width_with_a_cost(store_of, new_run):
+    head = headed(store_of, new_run)
+    for each in (head, replace(head, torch=None), replace(head, device=None), replace(head, torch=None, device=None)):
+        for room in range(18, 140):
+            (line, *_) = header_lines(each, room, UNICODE)
+            assert width(line) <= room
+            assert "live" in plain([line])
+            assert "train" in plain([line])
+            assert ("costs 0.4 %" in plain([line])) is (room >= 74), room

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from gpumon_agent import wire
+
 LARGE, SMALL = (120, 40), (80, 24)
 GIB = 1 << 30
 
@@ -35,6 +37,13 @@ def pressing(settled: Settle) -> Callable[..., Settle]:
 @pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
 def test_overview(snap_compare, app_of, new_run, size, theme, settled) -> None:
     assert snap_compare(app_of(new_run().usual(), theme=theme), terminal_size=size, run_before=settled)
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_overview_with_what_gpumon_costs(snap_compare, app_of, new_run, size, settled) -> None:
+    run = new_run().usual()
+    run.say(wire.Heartbeat(run.t_ns, 12_432, "forward", 0, rss=3 * GIB, cost=4_100, cost_error=1_900))
+    assert snap_compare(app_of(run), terminal_size=size, run_before=settled)
 
 
 def test_overview_in_ascii(snap_compare, app_of, new_run, settled) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.job import ending
+from gpumon.analysis.own_cost import own_cost
 from gpumon.analysis.units import pace
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit, spread
@@ -23,6 +24,7 @@ class Heading:
     said: str  # the second line: why it ended, or that it is silent
     torch: str | None
     device: str | None
+    costs: str = ""  # what gpumon costs
 
 
 def heading(view: View) -> Heading:
@@ -66,6 +68,7 @@ def heading(view: View) -> Heading:
         said=said,
         torch=hello.torch,
         device=device.name if device else None,
+        costs=cost.text if (cost := own_cost(rank.heartbeat)) is not None else "",
     )
 
 
@@ -83,7 +86,7 @@ _STATES = {
 class Header(Panel):
     """Title line, and a second line if there is a message."""
 
-    TERMS = ("step", "it/s")
+    TERMS = ("step", "it/s", "costs")
     can_focus = False
 
     def pick(self, view: View) -> Heading:
@@ -106,10 +109,20 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
         start.append((f" · {head.speed}", "dim"))
     state: list[Span] = [(f"{getattr(glyphs, glyph)} {word}", role)]
     short_torch = head.torch.split("+")[0] if head.torch else None
-    about = " · ".join(part for part in (short_torch and f"torch {short_torch}", head.device) if part)
-    ends = [[*state, (f"  {about} ", "dim")], [*state, (f"  torch {short_torch} ", "dim")], [*state, (" ", "")]]
+    torch = f"torch {short_torch}" if short_torch else ""
+    about = " · ".join(part for part in (torch, head.device) if part)
+    ends: list[Line] = [(*state, (f"  {about} ", "dim")), (*state, (f"  {torch} ", "dim")), (*state, (" ", ""))]
     if not short_torch:
         ends = ends[::2]
+    if head.costs:  # torch and device do not change: they go first
+        short: Line = (*state, (f"  {head.costs} ", "dim"))
+        costs = (*state, (f"  gpumon {head.costs}", "dim"))
+        ends = [
+            *((*costs, (f" · {text} ", "dim")) for text in dict.fromkeys((about, torch)) if text),
+            (*costs, (" ", "")),
+            short,
+            *ends,
+        ]
     for end in ends:
         line = spread(start, end, width)
         if len(line) > len(start):
