@@ -1,4 +1,4 @@
-"""How much the phases keep: of steps that are not read, of batches, of optimizers."""
+"""How much the phases keep: of steps that are not read, of batches that fit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Resting(Governor):
 class Training:
     """Steps whose end a test gives; a device's allocated bytes grow with each reading of an end."""
 
-    def __init__(self, *, every_ns: int = 0, devices: int = 1, **options: Any) -> None:
+    def __init__(self, *, every_ns: int = 0, **options: Any) -> None:
         self.recorder = Recorder()
         self.governor = Resting()
         self.governor.ledger = False
@@ -55,7 +55,7 @@ class Training:
         self.phases = Phases(
             self.recorder,
             self.governor,
-            find_readers=lambda: tuple((lambda d: Reading(1 << 20, 1 << 21), d, d) for d in range(devices)),
+            find_readers=lambda: ((lambda _: Reading(1 << 20, 1 << 21), 0, 0),),
             read_ledger=lambda *_: None,
             step_closes=lambda step: None,
             step_closed=lambda step, reads: None,
@@ -65,7 +65,7 @@ class Training:
             **options,
         )
         self.phases.ends_every_ns = every_ns
-        self.optimizer = type("Optimizer", (), {})()
+        self._optimizer = type("Optimizer", (), {})()
         self.now = 0
 
     def _read_end(self, device: int) -> tuple[int, int]:
@@ -80,8 +80,8 @@ class Training:
         self.forward()
         self.phases.engine_begins()
         self.phases.engine_ends(aborted=False)
-        self.phases.optimizer_begins(self.optimizer)
-        self.phases.optimizer_ends(self.optimizer, in_engine=False)
+        self.phases.optimizer_begins(self._optimizer)
+        self.phases.optimizer_ends(self._optimizer, in_engine=False)
 
     def rest(self) -> None:
         while not self.phases.quiet:
@@ -142,16 +142,3 @@ def test_4096_shapes_of_batches_that_fit_are_known_at_one_time() -> None:
         training.forward((2, length))
         known.append(len(training.phases.fitting))
     assert max(known) == 4_096
-
-
-def test_of_100_optimizers_that_take_turns_a_step_names_as_many_as_viewers_accept() -> None:
-    training = Training()
-    optimizers = [type("Optimizer", (), {})() for _ in range(100)]
-    training.phases.know(optimizers)
-    training.forward()
-    for optimizer in optimizers:
-        training.phases.optimizer_begins(optimizer)
-        training.phases.optimizer_ends(optimizer, in_engine=False)
-    closed = training.last_step()
-    assert closed.optimizers == tuple(range(64))
-    assert decode_event(encode_event(closed)) == closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,10 +29,12 @@ class Viewer:
         self.channels = set[Channel]()
         self.loop = asyncio.get_running_loop()
         self.heard: list[wire.Event] = []
+        self.frames = 0
         self.synced = asyncio.Event()
         self.connection = Connection(self, descriptor)
 
     def put(self, heard: Sequence[Incoming]) -> None:
+        self.frames += 1
         self.heard += [received.event for received in singly(heard)]
         if any(isinstance(event, wire.Synced) for event in self.heard):
             self.synced.set()
@@ -66,3 +69,21 @@ async def test_above_50_000_messages_not_taken_a_viewer_stops_reading_until_they
     finally:
         full.connection.close()
         not_yet.connection.close()
+
+
+async def test_16_frames_are_read_at_a_time(start: Start, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """At most a MiB, then keys and the screen have their turn: a snapshot has 4 MiB, and a viewer has many ranks."""
+    agent = start()
+    (descriptor,) = link.resolve()
+    viewer = Viewer(context, descriptor, 0)
+    try:
+        await asyncio.wait_for(viewer.synced.wait(), 60)
+        read, end = 0, time.monotonic() + 60
+        while read < 16 and time.monotonic() < end:
+            agent.ask("steps 8000")  # some thirty frames; the loop does not run meanwhile
+            before = viewer.frames
+            viewer.connection.tick(time.monotonic())
+            read = viewer.frames - before
+        assert read == 16
+    finally:
+        viewer.connection.close()

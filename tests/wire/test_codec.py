@@ -207,3 +207,13 @@ def test_a_step_tells_the_shapes_of_64_inputs_at_most() -> None:
     fits, more = (wire.Step(0, 0, 1, 4, ((1,),) * count) for count in (64, 65))
     assert wire.decode_event(wire.encode_event(fits)) == fits
     assert isinstance(wire.decode_event(wire.encode_event(more)), wire.Unread)
+
+
+def test_a_step_tells_the_ends_of_320_quiet_steps_at_most() -> None:
+    """An agent keeps fewer than 256, to which the reading of one step adds up to 64 devices'."""
+    fits, more = (
+        wire.Step(999, 0, 1, quiet=count, quiet_ends=tuple(wire.QuietEnd(at, 0, 1, 1) for at in range(count)))
+        for count in (320, 321)
+    )
+    assert wire.decode_event(wire.encode_event(fits)) == fits
+    assert isinstance(wire.decode_event(wire.encode_event(more)), wire.Unread)
