@@ -55,6 +55,34 @@ def variables(frame: FrameType) -> dict[str, Any]:
     return _read(frame) if is_function else {}
 
 
+def call_reader(code: CodeType) -> Callable[[FrameType], tuple[Any, Any, Any]] | None:
+    """Reads `self`, `args` and `kwargs` of a method's running frames, in 1 µs. None: in this Python it cannot.
+
+    Raises if one of them has no value.
+    """
+    if sys.version_info >= (3, 13):
+
+        def from_view(frame: FrameType) -> tuple[Any, Any, Any]:
+            variables = frame.f_locals
+            return variables["self"], variables["args"], variables["kwargs"]
+
+        return from_view
+    if sys.version_info >= (3, 12):
+        get = _get_variable
+        return lambda frame: (get(frame, "self"), get(frame, "args"), get(frame, "kwargs"))
+    names = ("self", "args", "kwargs")
+    if _read is _nothing or not set(names) <= set(code.co_cellvars):
+        return None
+    order = _names(code)[::-1]  # on 3.10 an argument used by a closure is listed again, where its cell is
+    first, second, third = (_FIRST + len(order) - 1 - order.index(name) for name in names)
+
+    def from_cells(frame: FrameType) -> tuple[Any, Any, Any]:
+        slots = _slots(frame)
+        return slots[first].cell_contents, slots[second].cell_contents, slots[third].cell_contents
+
+    return from_cells
+
+
 def users_line() -> str | None:
     """file.py:LINE of the innermost frame of the user's code in this thread."""
     user = next((frame for frame in outwards(sys._getframe(1)) if not is_installed(frame.f_code.co_filename)), None)
@@ -124,11 +152,7 @@ def _from_array(frame: FrameType) -> dict[str, Any]:
     found: dict[str, Any] = {}
     code = frame.f_code
     cells = code.co_cellvars + code.co_freevars
-    if sys.version_info < (3, 11):
-        address = ctypes.c_size_t(id(frame))
-        slots = _References.from_buffer(address)
-    else:
-        slots = _References.from_address(id(frame) + _INNER * _WORD_BYTES)
+    slots = _slots(frame)
     for at, name in enumerate(_names(code), _FIRST):
         try:
             value = slots[at]  # this one call reads the pointer, the reference, and counts the reference
@@ -139,6 +163,13 @@ def _from_array(frame: FrameType) -> dict[str, Any]:
             continue
         found[name] = value
     return found
+
+
+def _slots(frame: FrameType) -> Any:
+    if sys.version_info >= (3, 11):
+        return _References.from_address(id(frame) + _INNER * _WORD_BYTES)
+    address = ctypes.c_size_t(id(frame))
+    return _References.from_buffer(address)
 
 
 def _nothing(frame: FrameType) -> dict[str, Any]:

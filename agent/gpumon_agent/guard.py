@@ -83,6 +83,14 @@ class Guard:
 
         return tries_at_once(protected)
 
+    def takes(self, part: str, error: BaseException) -> bool:
+        """Whether `error` is ours: then it is counted and reported, and the caller goes on without that part."""
+        if is_the_users(error):
+            return False
+        assert isinstance(error, Exception)
+        self._caught(part, error, stays_on=False)
+        return True
+
     def _caught(self, part: str, error: Exception, stays_on: bool) -> None:
         count = self.failures[part] = self.failures.get(part, 0) + 1
         text = f"{part}: {error_line(error)}"

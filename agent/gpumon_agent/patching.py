@@ -313,6 +313,11 @@ def hook(function: Callable[..., object]) -> Callable[..., None]:
     return uncompiled(function, _compiler())
 
 
+def frame_compiler() -> Callable[[Any], Any]:
+    """Sets this thread's compiler of frames and returns the previous one; None: none."""
+    return _compiler().swap
+
+
 @functools.cache
 def _compiler() -> Compiler:
     import torch

@@ -13,11 +13,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from time import monotonic_ns
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
 from torch.nn import Module
+from torch.nn.modules import module as modules
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -26,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames, patching
 from gpumon_agent.governor import Governor
-from gpumon_agent.guard import Guard, leave_no_frame, tries_at_once
+from gpumon_agent.guard import Guard, guard, leave_no_frame, tries_at_once
 from gpumon_agent.hooks import model_discovery
 from gpumon_agent.hooks.backward_roots import leads_to
 from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
@@ -41,10 +42,17 @@ from gpumon_agent.storages import tensors_in
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _records_graph: Callable[[], bool] = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+_has_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # an identifier: any number below 0 would do, as torch's hook ids count up from there
 _HOOKED = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_always_called")
 _CALLS = ("_call_impl", "inner")  # Module's; the second is nested in the first
+_CALL = Module._call_impl.__code__
+_read_call = frames.call_reader(_CALL)
+_swap_compiler = patching.frame_compiler()
+_EVERY_MODULES = tuple(
+    vars(modules)[f"_global_{name}_hooks"] for name in ("backward_pre", "backward", "forward", "forward_pre")
+)
 _CALLED = "called_always_called_hooks"  # a local variable of them
 _MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is set before the call's `try`
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer step
@@ -81,7 +89,7 @@ class _Hooks(OrderedDict[int, Any]):
     def plain(self) -> OrderedDict[int, Any]:
         return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
 
-    phases: Phases | None = None  # in whose idle steps our hook is left out
+    left_out: Callable[[FrameType], Any] | None = None  # whether a call needs our hook; its frame is given
     users = 0  # user's hooks. An attribute: before torch 2.7 the compiler cannot trace `len` of a dict subclass
 
     def __setitem__(self, key: int, hook: Any) -> None:
@@ -100,11 +108,17 @@ class _Hooks(OrderedDict[int, Any]):
         try:
             if self.users > 0:
                 return True
-            if _is_compiling() or _KEY not in self or (self.phases is not None and self.phases.idle):
+            if _is_compiling() or _KEY not in self:
                 return False
-            return sys._getframe(1).f_code.co_name in _CALLS
-        except BaseException as error:  # from a signal handler, as in `items`
-            leave_no_frame(error, called_nothing=True)
+            frame = sys._getframe(1)
+            if frame.f_code.co_name not in _CALLS:
+                return False
+            return self.left_out is None or not self.left_out(frame)
+        except BaseException as error:
+            if guard.takes("forward", error):
+                self.left_out = None
+                return True
+            leave_no_frame(error, called_nothing=True)  # from a signal handler, as in `items`
             raise
 
     @tries_at_once
@@ -393,6 +407,7 @@ class Hooks:
 class _Root:
     def __init__(self, hooks: Hooks, module: Module) -> None:
         self._hooks = hooks
+        self._phases = hooks._phases
         self._key = key = id(module)
         roots = hooks._roots
         self._module = weakref.ref(module, lambda _: roots.pop(key, None) and None)
@@ -430,7 +445,7 @@ class _Root:
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
             # DataParallel's replicas and shallow copies share the dict; torch.jit.trace would record our tensor reads
             if held() is module and not _is_tracing():
-                if phases.idle and passes(args, kwargs):
+                if phases.idle and passes(module, args, kwargs):
                     return
                 begins(module, args, kwargs)
                 if outlooks.waiting is not None:
@@ -449,8 +464,9 @@ class _Root:
             hooked = _Hooks(plain)
             hooked[_KEY] = ours[name]
             if name == "_forward_hooks":
-                hooked.phases = phases
+                hooked.left_out = lambda _: phases.idle
             if name == "_forward_pre_hooks":
+                hooked.left_out = self._left_out
                 hooked.move_to_end(_KEY, last=False)
             _swap(module, name, plain, hooked)
             self._undo.append(functools.partial(self._unhook, name, plain))
@@ -496,15 +512,31 @@ class _Root:
 
         self._undo.append(undo)
 
-    def _passes(self, args: Any, kwargs: Any) -> bool:
+    def _left_out(self, frame: FrameType) -> bool:
+        """Whether torch may call `forward` at once: no other hook is there, and this one would do nothing more.
+
+        Reads a tensor without the guard's protection, so it leaves all but plain calls to the hook.
+        """
+        phases = self._phases
+        if not phases.idle or frame.f_code is not _CALL or _read_call is None:
+            return False
+        if _is_tracing() or _has_function_mode() or any(_EVERY_MODULES):
+            return False
+        compiles = _swap_compiler(None)
+        if compiles is not None:
+            _swap_compiler(compiles)
+            return False
+        return self._passes(*_read_call(frame))
+
+    def _passes(self, module: Module, args: Any, kwargs: Any) -> bool:
         """A forward begins in an idle step. True: that is all, since nothing about it is new."""
-        phases = self._hooks._phases
-        if not self._hooks.fires or not self.entered:
+        phases = self._phases
+        if not self.entered or self._module() is not module or not self._hooks.fires:
             return False
         if _records_graph():
             shapes = []
             for value in (*args, *kwargs.values()) if kwargs else args:
-                if type(value) is torch.Tensor:
+                if type(value) is torch.Tensor and not value.is_nested:
                     shapes.append(value.shape)
                 elif value is not None and type(value) not in _PLAIN:
                     return False
