@@ -19,10 +19,11 @@ def look(
     claimed: set[int], variables: Variables | None = None, *, fresh: bool = True, graphs: bool = True
 ) -> HeldByVariables:
     """As a module of torch's would stand between."""
-    names = {
-        "__name__": "torch.nn", "v": variables or Variables(), "claimed": claimed, "fresh": fresh, "graphs": graphs,
-    }  # fmt: skip
-    held: HeldByVariables = eval(f"v.held(claimed, {CPU}, fresh=fresh, graphs=graphs)", names)
+    variables = variables or Variables()
+    if fresh:
+        variables.forget()
+    names = {"__name__": "torch.nn", "v": variables, "claimed": claimed, "graphs": graphs}
+    held: HeldByVariables = eval(f"v.held(claimed, {CPU}, graphs=graphs)", names)
     return held
 
 

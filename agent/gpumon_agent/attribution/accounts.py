@@ -271,12 +271,9 @@ class Accounts:
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
-        held = NOTHING
-        if device != CPU:
-            graphs = self._activations.known
-            held = self._variables.held(self.inventory.claimed, device, fresh=fresh, graphs=graphs)
+        activations = sum([each.nbytes for each in saved])
         if self._activations.known:
-            self._layers.note(device, saved)
+            self._layers.note(device, saved, activations)
         tracked = where.type != "cuda" or tracks_blocks()
         if not tracked and not self._untracked and reading.allocated is not None:
             self._untracked = True
@@ -284,15 +281,16 @@ class Accounts:
         if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
             self._workspaces.look(device, lambda: self._block_owners.addresses(saved))
         workspaces = self._workspaces.bytes(device)
-        activations = sum(each.nbytes for each in saved)
+        named = activations + sum(owners) + (checkpoints or 0) + (other_models or 0) + (workspaces or 0)
+        if fresh:
+            self._variables.forget()
+        held = NOTHING
+        if device != CPU and named != reading.requested:  # else variables hold nothing more
+            held = self._variables.held(self.inventory.claimed, device, graphs=self._activations.known)
         casting = _casts_weights(where.type)
         if casting and reading.requested is not None:  # autocast's cache is not readable: cap by what is unexplained
-            named = (
-                activations
-                + sum(owners)
-                + sum(each or 0 for each in (checkpoints, other_models, workspaces, held.nbytes))
-            )
-            activations += min(self._activations.cast_bytes(device), max(0, reading.requested - named))
+            unexplained = max(0, reading.requested - named - held.nbytes)
+            activations += min(self._activations.cast_bytes(device), unexplained)
         elif not casting:
             self._activations.forget_casts()
         ledger = wire.Ledger(

@@ -6,10 +6,10 @@ Model: each storage counts once, whole and unrounded, for its first owner. With 
 are views of buckets and count there. Gathered (unsharded) parameters of FSDP and ZeRO 3, tensors of DDP's communication
 hooks and ZeRO's buckets count as buckets. For ZeRO, weights are partitions and master copies, gradients the reduced
 ones.
-Gradients and gathered parameters are read at every call. The parameter list and the sums of weights and buffers are
-cached until a `fresh` call, the sum of optimizer state for 16 fresh calls; a changed mark (state object, its size,
-addresses of the first entry and first parameter) also invalidates them. State with nested containers (LBFGS) is not
-cached. The module list is rebuilt every 64 fresh calls.
+Which gradients and gathered parameters there are is read at every call, their storages when they change (kept). The
+lists of parameters and buffers are cached until a `fresh` call, or until one is freed. The sum of optimizer state is
+cached for 16 fresh calls; a changed mark (state object, its size, storages of the first entry) also invalidates it.
+State with nested containers (LBFGS) is not cached. The module list is rebuilt every 64 fresh calls.
 Known limitations: other changes of optimizer state are seen after at most 16 fresh calls; a module added later without
 an optimizer, when the module list is rebuilt; master copies outside of `state` are not found.
 Nothing here keeps a tensor alive.
@@ -18,6 +18,7 @@ Nothing here keeps a tensor alive.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from torch.optim import Optimizer
 from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
+from gpumon_agent.attribution.kept import Living, Sum
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.module_tree import SEARCHED_EVERY
 from gpumon_agent.storages import (
@@ -56,14 +58,32 @@ class Owners(NamedTuple):
     inputs: int = 0
 
 
-class _Kept(NamedTuple):
-    """Cached sums of one device and their storages; valid while the mark is unchanged."""
+class _State(NamedTuple):
+    """Optimizer state on one device and its storages; valid while the mark is unchanged."""
 
     mark: tuple[object, ...]
     claimed: frozenset[int]
-    weights: int = 0
-    buffers: int = 0
-    state: int = 0
+    nbytes: int
+
+
+class _Lasting(NamedTuple):
+    """Weights, buffers and optimizer state on one device; valid until one of them is read again."""
+
+    gathered: set[int]
+    """identities claimed before"""
+    claimed: set[int]
+    weights: int
+    buffers: int
+    state: _State
+
+
+class _Sums:
+    """Of one device."""
+
+    def __init__(self) -> None:
+        self.weights, self.buffers, self.gradients, self.views = Sum(), Sum(), Sum(), Sum()
+        self.state: _State | None = None
+        self.lasting: _Lasting | None = None
 
 
 class Inventory:
@@ -74,13 +94,12 @@ class Inventory:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._inputs: list[weakref.ref[Tensor]] = []
         self._handed = 0  # how many of them were arguments of the forward; they come first
-        self._model_sums: dict[int, _Kept] = {}
-        self._state_sums: dict[int, _Kept] = {}
+        self._sums: defaultdict[int, _Sums] = defaultdict(_Sums)
         self._state_uses = 0
         self._buckets: dict[int, int] = {}
         self._until_list = 0
         self._modules: list[weakref.ref[Module]] = []  # those with their own parameters or buffers
-        self._known: list[weakref.ref[Tensor]] = []  # parameters of the last read
+        self._known, self._buffers = Living(), Living()  # parameters and buffers of the last read
         self._strays: list[weakref.ref[Tensor]] = []  # optimizers' parameters that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDPParam of FSDP2
@@ -98,13 +117,11 @@ class Inventory:
         for optimizer in optimizers:
             if all(known() is not optimizer for known in self._optimizers):
                 self._optimizers.append(weakref.ref(optimizer))
-        self._model_sums.clear()
         self._until_list = 0
 
     def forget(self, model: Module) -> None:
         """Removes `model`: a wrapper has replaced it."""
         self._models = [known for known in self._models if known() is not model]
-        self._model_sums.clear()
         self._until_list = 0
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
@@ -141,19 +158,18 @@ class Inventory:
             self._until_list = SEARCHED_EVERY
         self._until_list -= fresh
         parameters = self._parameters(fresh=fresh)
+        sums = self._sums[index]
         gathered: set[int] = set()  # a parameter gathered by FSDP2 replaces its shard in the module
         gathered_bytes = claim(self.gathered(), gathered, index)
-        model = self._model_sum(parameters, gathered, index, fresh)
-        state = self._state_sum(model.claimed, index, fresh)
-        claimed = gathered.union(model.claimed, state.claimed)
+        lasting = self._lasting(sums, parameters, gathered, index, fresh)
+        self.claimed = claimed = lasting.claimed.copy()
         beside = claim(self._of_hooks_and_zero(), claimed, index)
         gradients, viewed = self._gradients(parameters, claimed, index)
-        self.claimed = claimed
         return Owners(
-            weights=model.weights,
-            buffers=model.buffers,
+            weights=lasting.weights,
+            buffers=lasting.buffers,
             gradients=gradients,
-            optimizer=state.state,
+            optimizer=lasting.state.nbytes,
             buckets=gathered_bytes + beside + max(self._bucket_bytes(index, fresh=fresh), viewed),
             inputs=claim(_alive(self._inputs), claimed, index),
         )
@@ -234,14 +250,19 @@ class Inventory:
 
     def state_mark(self) -> object:
         """Equal between calls while the optimizers' state is unchanged. None: unknown."""
-        marks = tuple((index, kept.mark, kept.state) for index, kept in sorted(self._state_sums.items()))
+        states = [(index, sums.state) for index, sums in sorted(self._sums.items()) if sums.state is not None]
+        marks = tuple((index, state.mark, state.nbytes) for index, state in states)
         return None if any(None in mark for _, mark, _ in marks) else marks
 
     @property
-    def weights(self) -> frozenset[int]:
+    def weights(self) -> set[int]:
         """Identities of the storages of weights and buffers, from the last calls of `owners`."""
-        kept = list(self._model_sums.values())
-        return kept[0].claimed if len(kept) == 1 else frozenset().union(*(each.claimed for each in kept))
+        found: set[int] = set()
+        for sums in self._sums.values():
+            found.update(sums.weights.found, sums.buffers.found)
+            if sums.lasting is not None:
+                found -= sums.lasting.gathered
+        return found
 
     def references(self) -> tuple[_Refs[Module], _Refs[Tensor], _Refs[Any], _Refs[Optimizer]]:
         """Modules with tensors, optimizers' parameters outside of them, FSDPParams, optimizers."""
@@ -254,31 +275,42 @@ class Inventory:
         a leak that grows there would be taken for a part of the batch."""
         return {identity for tensor in _alive(self._inputs[: self._handed]) for identity, _, _ in storages(tensor)}
 
-    def _each_buffer(self) -> Iterator[Tensor]:
-        for module in _alive(self._modules):
-            yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    def _each_buffer(self, *, fresh: bool = True) -> list[Tensor]:
+        """All buffers. Without `fresh` from the cache, if all are alive."""
+        if not fresh and (known := self._buffers.all()) is not None:
+            return known
+        found = [
+            buffer
+            for reference in self._modules
+            if (module := reference()) is not None
+            for buffer in module._buffers.values()
+            if buffer is not None
+        ]
+        self._buffers.keep(found)
+        return found
 
-    def _model_sum(self, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Kept:
-        kept = self._model_sums.get(index)
-        mark = (_place(parameters[0]) if parameters else None, len(parameters))
-        if kept is None or fresh or kept.mark != mark:
+    def _lasting(self, sums: _Sums, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Lasting:
+        changed = sums.weights.read(parameters, index, look=fresh)
+        changed |= sums.buffers.read(self._each_buffer(fresh=fresh), index, look=fresh)
+        state = self._state(sums, gathered, index, fresh)
+        kept = sums.lasting
+        if kept is None or changed or kept.state is not state or kept.gathered != gathered:
             claimed = gathered.copy()
-            weights = claim(parameters, claimed, index)
-            buffer_bytes = claim(self._each_buffer(), claimed, index)
-            kept = _Kept(mark, frozenset(claimed - gathered), weights, buffer_bytes)
-            self._model_sums[index] = kept
+            weights, buffers = sums.weights.claim(claimed), sums.buffers.claim(claimed)
+            kept = sums.lasting = _Lasting(gathered, claimed | state.claimed, weights, buffers, state)
         return kept
 
-    def _state_sum(self, claimed_before: frozenset[int], index: int, fresh: bool) -> _Kept:
-        kept = self._state_sums.get(index)
+    def _state(self, sums: _Sums, gathered: set[int], index: int, fresh: bool) -> _State:
         optimizers = list(_alive(self._optimizers))
-        mark = tuple(_state_mark(optimizer) for optimizer in optimizers)
+        mark = tuple([_state_mark(optimizer) for optimizer in optimizers])
         self._state_uses += fresh
+        kept = sums.state
         if kept is None or kept.mark != mark or None in mark or self._state_uses >= _STATE_EVERY_FRESH:
             self._state_uses = 0
-            claimed = set(claimed_before)
+            before = {*sums.weights.found, *sums.buffers.found} - gathered
+            claimed = before.copy()
             total = sum(claim(state_tensors(optimizer), claimed, index) for optimizer in optimizers)
-            kept = self._state_sums[index] = _Kept(mark, frozenset(claimed - claimed_before), state=total)
+            sums.state = kept = _State(mark, frozenset(claimed - before), total)
         return kept
 
     def _list(self) -> None:
@@ -310,13 +342,14 @@ class Inventory:
         for optimizer in _alive(self._optimizers):
             for group in optimizer.param_groups:
                 self._strays += [weakref.ref(p) for p in group["params"] if id(p) not in owned]
-        self._known = []
+        self._known.forget()
+        self._buffers.forget()
 
     def _parameters(self, *, fresh: bool = True) -> list[Tensor]:
         """All parameters. Without `fresh` from the cache, if all are alive and neither FSDP nor ZeRO is used."""
-        if not fresh and self._known and not self._sharded and not self._flat and not self._zero:
-            known = [parameter() for parameter in self._known]
-            if all(parameter is not None for parameter in known):
+        if not fresh and not self._sharded and not self._flat and not self._zero:
+            known = self._known.all()
+            if known is not None:
                 return known
         found: list[Tensor] = [
             parameter
@@ -332,7 +365,7 @@ class Inventory:
             found += [part for parameter in found if (part := zero.partition(parameter)) is not None]
         for optimizer in _alive(self._zero):
             found += zero.masters(optimizer)
-        self._known = [weakref.ref(parameter) for parameter in found]
+        self._known.keep(found)
         return found
 
     def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
@@ -353,7 +386,10 @@ class Inventory:
         for optimizer in _alive(self._zero):
             owned += zero.gradients(optimizer)
         owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
-        return claim(owned, claimed, index), claim(viewed, claimed, index)
+        sums = self._sums[index]
+        sums.gradients.read(owned, index)
+        sums.views.read(viewed, index)
+        return sums.gradients.claim(claimed), sums.views.claim(claimed)
 
     def _bucket_bytes(self, index: int, *, fresh: bool) -> int:
         """Bucket sizes from DDP's logger: 13 µs. With gradient_as_bucket_view the views may temporarily show more."""
@@ -380,8 +416,7 @@ class Inventory:
             if hasattr(flat, "_full_param_padded"):  # set by the first forward; empty storage while not gathered
                 yield flat._full_param_padded
         if self._partitioned:
-            known = [parameter for known in self._known if (parameter := known()) is not None]
-            yield from (parameter for parameter in known if zero.gathered(parameter))
+            yield from (parameter for parameter in self._known.some() if zero.gathered(parameter))
 
 
 T = TypeVar("T")
@@ -414,15 +449,18 @@ def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
     return total
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tuple(storages(tensor))
-
-
 def _state_mark(optimizer: Optimizer) -> object:
     """Changes when `optimizer`'s state gains an entry, is loaded or moved. None: nested state, so no such mark."""
     state: Any = stepping(optimizer).state
     first: Any = next(iter(state.values()), {}) if state else {}
     if not isinstance(first, dict) or any(isinstance(value, (dict, list, tuple)) for value in first.values()):
         return None
-    places = tuple(_place(value) if isinstance(value, Tensor) else None for value in first.values())
-    return (id(state), len(state), places)
+    places = [_place(value) for value in first.values() if isinstance(value, Tensor)]
+    return (id(state), len(state), tuple(places))
+
+
+def _place(tensor: Tensor) -> object:
+    if type(tensor) is Tensor and has_storage(tensor):
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage.nbytes(), tensor.data_ptr()
+    return tuple(storages(tensor))

@@ -44,7 +44,7 @@ class LayerLedger:
         self._places = places
         self._models = models
         self._say = say
-        self._by_place: dict[int, dict[Place | None, int]] = {}  # by device, at the boundary with most activations
+        self._saved: dict[int, list[Alive]] = {}  # by device, at the boundary with most activations
         self._fullest: dict[int, int] = {}
         self._walked = False
         self._kept: _Kept | None = None
@@ -55,15 +55,11 @@ class LayerLedger:
         if walks:
             self._fullest.clear()
 
-    def note(self, device: int, saved: list[Alive]) -> None:
+    def note(self, device: int, saved: list[Alive], nbytes: int) -> None:
         """Records the live activations at a boundary, in a step whose graph was walked."""
         self._walked = True
-        total = sum(each.nbytes for each in saved)
-        if self._fullest.get(device, -1) < total:
-            by_place: Counter[Place | None] = Counter()
-            for each in saved:
-                by_place[each.place] += each.nbytes
-            self._by_place[device], self._fullest[device] = by_place, total
+        if self._fullest.get(device, -1) < nbytes:
+            self._saved[device], self._fullest[device] = saved, nbytes
 
     @property
     def stale(self) -> bool:
@@ -118,10 +114,12 @@ class LayerLedger:
             return False
         changed: list[wire.Event] = []
         for known in devices:
-            device = next((d for d in (known, CPU) if d in self._by_place or any(k[0] == d for k in kept)), 0)
-            by_place = self._by_place.get(device, {}) if self._walked else None
+            device = next((d for d in (known, CPU) if d in self._saved or any(k[0] == d for k in kept)), 0)
+            by_place: Counter[Place | None] = Counter()
+            for each in self._saved.get(device, ()):
+                by_place[each.place] += each.nbytes
             for index, _ in self._models():
-                changed += self._layers_of(step, index, device, kept, by_place)
+                changed += self._layers_of(step, index, device, kept, by_place if self._walked else None)
         if changed:
             self._say(tuple(changed))
         return True

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from gpumon_agent import wire
@@ -36,11 +36,12 @@ NAMED_MAX = 4
 _DEPTH = 2  # nested containers
 _MANY = 32
 _has_storage = torch._C._has_storage
-_PLAIN = (Tensor, Parameter)
+_PLAIN = frozenset((Tensor, Parameter))
 _ROWS = (list, tuple)
-_DICTS = (dict, OrderedDict, defaultdict)
+_CONTAINERS = frozenset((*_ROWS, dict, OrderedDict, defaultdict))
 _PLAIN_VALUES = frozenset((type(None), bool, int, float, complex, str, bytes, FunctionType, BuiltinFunctionType))
 _CLOSED = (type, ModuleType, FunctionType, Tensor, Optimizer)
+_SKIPPED = _PLAIN_VALUES | {type, ModuleType}
 _room_for_a_dict = type.__dict__["__dictoffset__"].__get__
 
 
@@ -69,13 +70,15 @@ class Variables:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], tuple[frozenset[int], int]] = {}
 
-    def held(self, claimed: set[int], device: int, *, fresh: bool, graphs: bool) -> HeldByVariables:
+    def forget(self) -> None:
+        """The sums of large containers, which are reused until then."""
+        self._kept.clear()
+
+    def held(self, claimed: set[int], device: int, *, graphs: bool) -> HeldByVariables:
         """Claims the variables' storages on `device` (as returned by Tensor.get_device()).
 
-        `fresh=False` may reuse the sums of large containers. `graphs`: include tensors with a graph.
+        `graphs`: include tensors with a graph.
         """
-        if fresh:
-            self._kept.clear()
         total = 0
         named: list[tuple[int, _Found]] = []
         for found in _look():
@@ -132,8 +135,9 @@ def _look() -> Iterator[_Found]:
         if module.partition(".")[0] not in caller_frames.OURS or module.startswith("torch.optim."):
             left -= 1
             for name, value in caller_frames.variables(frame).items():
-                for attribute, found in look.into(value):
-                    yield _Found(frame.f_code, name, attribute, found)
+                if type(value) not in _SKIPPED:
+                    for attribute, found in look.into(value):
+                        yield _Found(frame.f_code, name, attribute, found)
             if module == "__main__" and frame.f_code.co_name == "<module>":  # outer frames only started the script
                 return
         frame = frame.f_back
@@ -149,11 +153,9 @@ class _Look:
     def into(self, value: Any) -> Iterator[tuple[str, list[Tensor]]]:
         """(attribute, tensors) of a variable's value."""
         kind = type(value)
-        if kind in _PLAIN_VALUES:
-            return
         found: list[Tensor] = []
-        if kind in _PLAIN or kind in _ROWS or kind in _DICTS:
-            self._collect(value, _DEPTH, found)
+        if kind in _PLAIN or kind in _CONTAINERS:
+            self._collect([value], _DEPTH, found)
             if found:
                 yield "", found
             return
@@ -161,24 +163,23 @@ class _Look:
             return
         self._seen.add(id(value))
         for name, each in self._entries(instance_dict(value) or {}, dict.items):
-            self._collect(each, _DEPTH, found)
+            if type(each) in _PLAIN_VALUES or (name == "_modules" and issubclass(kind, Module)):
+                continue
+            self._collect([each], _DEPTH, found)
             if found:
                 yield dict_words(value, name)[0], found
                 found = []
 
-    def _collect(self, value: Any, depth: int, found: list[Tensor]) -> None:
-        kind = type(value)
-        if kind in _PLAIN:
-            found.append(value)
-        elif depth and (kind in _ROWS or kind in _DICTS) and id(value) not in self._seen:
-            self._seen.add(id(value))
-            if kind in _ROWS and len(value) > _MANY and type(next(iter(value), None)) in _PLAIN_VALUES:
-                return  # numbers, such as a log of losses
-            for each in self._entries(value, dict.values if kind in _DICTS else iter):
-                if (kind := type(each)) in _PLAIN:
-                    found.append(each)
-                elif kind not in _PLAIN_VALUES:
-                    self._collect(each, depth - 1, found)
+    def _collect(self, values: list[Any], depth: int, found: list[Tensor]) -> None:
+        for value in values:
+            kind = type(value)
+            if kind in _PLAIN:
+                found.append(value)
+            elif kind in _CONTAINERS and depth and value and id(value) not in self._seen:
+                self._seen.add(id(value))
+                row = kind in _ROWS
+                if not row or len(value) <= _MANY or type(next(iter(value), None)) not in _PLAIN_VALUES:
+                    self._collect(self._entries(value, iter if row else dict.values), depth - 1, found)
 
     def _entries(self, value: Any, read: Any) -> list[Any]:
         if len(value) > self._left:
