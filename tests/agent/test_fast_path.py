@@ -81,6 +81,8 @@ def test_a_shallow_copy_shares_the_hooks_and_is_no_forward_of_the_model(idle: An
 
 def test_a_batch_with_a_new_shape_is_seen_among_positional_and_named_arguments(idle: Any) -> None:
     model, _, phases = idle
+    model(batch=torch.ones(2, 4))
+    assert model.callers.pop() == "_call_impl"  # its shape is known
     for args, kwargs in (((torch.ones(3, 4),), {}), ((), {"batch": torch.ones(5, 4)})):
         phases._governor._wakes_ns = 0  # it would cost too much to read it: it is predicted only
         model(*args, **kwargs)
