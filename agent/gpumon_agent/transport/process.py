@@ -20,7 +20,6 @@ NAME = "gpumon"
 """What `ps` and `top` call the helper. Its command line names the interpreter."""
 
 NICE = 19
-_CPUS_MAX = 8192  # no kernel supports more; each ignores those it lacks
 _RAISED = (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS)
 
 
@@ -42,7 +41,15 @@ def prepare() -> list[str]:
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (hard, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    return _refused(("all CPUs", lambda: os.sched_setaffinity(0, range(_CPUS_MAX))))
+    return _refused(("all CPUs", lambda: os.sched_setaffinity(0, range(_cpus()))))
+
+
+def _cpus() -> int:
+    """More than the highest number of a CPU: the system ignores those that are not in the cpuset.
+
+    A container may be told of fewer CPUs than the numbers of its own suggest.
+    """
+    return max(os.sysconf("SC_NPROCESSORS_CONF"), *os.sched_getaffinity(0)) + 1
 
 
 def lower_priority() -> list[str]:
