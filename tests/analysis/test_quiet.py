@@ -6,6 +6,7 @@ import random
 
 from gpumon.analysis.growth_series import DeviceGrowth
 from gpumon.analysis.history import higher, look
+from gpumon.analysis.report import steps_per_s
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
@@ -44,3 +45,12 @@ def test_a_leak_is_found_in_the_ends_of_quiet_steps() -> None:
     assert grown is not None
     assert grown.per_step is not None
     assert abs(grown.per_step - 65_536) < 200
+
+
+def test_the_pace_counts_the_quiet_steps_between_those_that_were_read() -> None:
+    """Read at 10, 50 and 90, a step each 2 ms."""
+    steps = [
+        StepRecord(step, wire.Step(step, step * 2_000_000, 2_000_000, quiet=quiet), ())
+        for step, quiet in ((10, 0), (50, 39), (90, 39))
+    ]
+    assert steps_per_s(steps) == 500

@@ -226,3 +226,50 @@ def test_the_last_goodbye_of_a_job_says_who_died_first(validator: jsonschema.Dra
     alone = objects(eventful(Run()))[-1]
     assert alone["first_to_die"] is None
     assert alone["last_sign"] is not None
+
+
+def after_quiet_steps(peaks: tuple[wire.QuietPeak, ...], *beside: wire.Event) -> dict[str, Any]:
+    """The object of a step that is read after 40 quiet ones, in a run that was read until then."""
+    run = Run()
+    stream = [*run.picture(), *(received for step in range(5) for received in run.step(step))]
+    stream += [run.received(event, 5) for event in beside]
+    for event in run.step_events(45):
+        told = replace(event, quiet=40, quiet_peaks=peaks) if isinstance(event, wire.Step) else event
+        stream.append(run.received(told, 45))
+    return [each for each in objects(stream) if each["type"] == "step"][-1]
+
+
+def test_a_step_tells_the_quiet_ones_before_it_and_their_highest_peak(
+    validator: jsonschema.Draft202012Validator,
+) -> None:
+    peaks = (wire.QuietPeak(0, 7 * GIB, 8 * GIB), wire.QuietPeak(1, 9 * GIB, 9 * GIB))
+    made = after_quiet_steps(peaks)
+    validator.validate(made)
+    assert (made["step"], made["quiet_steps"], made["quiet_peak"]) == (45, 40, 7 * GIB)
+    assert made["highest"] == {"step": 45, "allocated": 7 * GIB}
+    assert max(phase["allocated_peak"] for phase in made["phases"]) < GIB
+    assert made["duration_s"] < 0.1
+
+
+def test_the_peak_of_quiet_steps_that_was_not_read_is_null(validator: jsonschema.Draft202012Validator) -> None:
+    for peaks in ((), (wire.QuietPeak(0, None, None),), (wire.QuietPeak(1, 9 * GIB, 9 * GIB),)):
+        made = after_quiet_steps(peaks)
+        validator.validate(made)
+        assert (made["quiet_steps"], made["quiet_peak"]) == (40, None)
+        assert made["highest"]["step"] < 45
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, None),
+        ({"cost": 12_300}, {"share": 0.0123, "error": None}),
+        ({"cost": 4_100, "cost_error": 1_900}, {"share": 0.0041, "error": 0.0019}),
+    ],
+)
+def test_a_step_tells_what_gpumon_costs(
+    told: dict[str, int], expected: dict[str, float] | None, validator: jsonschema.Draft202012Validator
+) -> None:
+    made = after_quiet_steps((), wire.Heartbeat(1, 4, "forward", 0, **told))
+    validator.validate(made)
+    assert made["agent_cost"] == expected
