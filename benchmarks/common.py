@@ -133,8 +133,10 @@ def step_of(step: int) -> list[wire.NumberedEvent]:
 
 def serve(first: int, count: int, ranks: int) -> None:
     """Runs `count` of `ranks` publishers in this process, until stdin is closed."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "_shared"))
+    from threaded import Threaded
+
     from gpumon_agent.hooks.recorder import Recorder
-    from gpumon_agent.transport.publisher import Publisher
 
     publishers = []
     clock = wire.Clock(time.monotonic_ns(), time.time_ns())
@@ -152,11 +154,9 @@ def serve(first: int, count: int, ranks: int) -> None:
         def beat() -> wire.Heartbeat:
             return wire.Heartbeat(time.monotonic_ns(), state[0], "backward", 10_000_000, rss=3 * GIB)
 
-        publisher = Publisher(recorder, lambda hello=hello: [hello], beat, descriptor)  # type: ignore[misc]
+        publisher = Threaded(recorder, lambda hello=hello: [hello], beat, descriptor)
         publisher.start()
         publishers.append((publisher, recorder))
-    for publisher, _ in publishers:
-        publisher.wait_ready(5)
     print("ready", flush=True)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()

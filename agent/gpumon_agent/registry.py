@@ -41,16 +41,13 @@ class Registry:
         """naming: code → the line that first assigns each variable"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()
-        self.publishers: WeakSet[Any] = WeakSet()
-        """in the helper"""
 
     def in_child(self) -> None:
         """In a forked child: stops recording, then disables hooks and wrappers, then sending."""
         once = [each for each in (self.agent, self.loads) if each is not None]
-        forked: list[Forked] = [*self.recorders, *once, *self.publishers, *self.transports, *self.trackers]
+        forked: list[Forked] = [*self.recorders, *once, *self.transports, *self.trackers]
         for each in forked:
             each.in_child()
-        self.publishers.clear()
         self.transports.clear()
 
 

@@ -62,13 +62,11 @@ class Told:
 
 def test_a_forked_child_records_nothing_before_anything_else() -> None:
     registry, said = Registry(), list[str]()
-    kept: list[Any] = [Told(name, said) for name in ("tracker", "transport", "publisher", "agent", "loads", "recorder")]
-    tracker, transport, publisher, registry.agent, registry.loads, recorder = kept
+    kept: list[Any] = [Told(name, said) for name in ("tracker", "transport", "agent", "loads", "recorder")]
+    tracker, transport, registry.agent, registry.loads, recorder = kept
     registry.trackers.append(tracker)
     registry.transports.add(transport)
-    registry.publishers.add(publisher)
     registry.recorders.add(recorder)
     registry.in_child()
-    assert said == ["recorder", "agent", "loads", "publisher", "transport", "tracker"]
+    assert said == ["recorder", "agent", "loads", "transport", "tracker"]
     assert not registry.transports
-    assert not registry.publishers

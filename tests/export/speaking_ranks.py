@@ -6,10 +6,14 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_shared"))
+
+from threaded import Threaded
 
 from gpumon_agent import endpoint, wire
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.transport.publisher import Publisher
 
 STEPS_A_SECOND = 10
 MIB = 1 << 20
@@ -52,11 +56,9 @@ def main() -> None:
         model = wire.Model(0, 0, "net", "Net", size // 4, size // 4, size, size, 0, 0, (0,), parallel=DDP)
         recorder = Recorder()
         beat = wire.Heartbeat(time.monotonic_ns(), 0, "forward", 0, rss=BASE, devices=(0,), pinned=8 << 20)
-        publisher = Publisher(recorder, lambda said=(hello, model): list(said), lambda beat=beat: beat, told)
+        publisher = Threaded(recorder, lambda said=(hello, model): list(said), lambda beat=beat: beat, told)
         publisher.start()
         speaking.append((publisher, recorder))
-    for publisher, _ in speaking:
-        publisher.wait_ready(5)
     print("ready", flush=True)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()

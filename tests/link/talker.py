@@ -6,18 +6,19 @@ Each line is a command with numbers; when it is done, one line of JSON goes to s
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_shared"))
+
+from threaded import Threaded
 
 from gpumon_agent import endpoint, wire
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.transport.control import Control
-from gpumon_agent.transport.publisher import Publisher
 
 GIB = 1 << 30
 
@@ -32,7 +33,7 @@ class Talker:
         self.descriptor = endpoint.describe(str(options.pop("name", "talk.py")), unix_ns=time.time_ns(), **options)
         self.heard: list[wire.Request] = []
         self.flows = False  # a step each time that the publisher looks for new events
-        self.publisher = Publisher(
+        self.publisher = Threaded(
             self, self.picture, self.heartbeat, self.descriptor,
             control=Control(self.descriptor.nonce, self.asked),
         )  # fmt: skip
@@ -100,33 +101,22 @@ class Talker:
     def background(self, per_second: int) -> None:
         threading.Thread(target=self.pace, args=(per_second, 3600), daemon=True).start()
 
-    def goodbye(self) -> float:
-        began = time.monotonic()
+    def goodbye(self) -> None:
         self.publisher.close(wire.Goodbye("finished", time.monotonic_ns(), self.step))
-        return time.monotonic() - began
 
     def mute(self) -> None:
         self.publisher.close()
 
-    def leave(self, count: int) -> float:
+    def leave(self, count: int) -> None:
         self.emit(count)
-        return self.goodbye()
-
-    def fork(self) -> int:
-        """A child that records, closes and exits as Python does at its end; 0 if it waited for nothing."""
-        with warnings.catch_warnings():  # Python 3.12 warns wherever a process with threads forks
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            self.emit(10)
-            sys.exit(self.goodbye() > 0.1)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self.goodbye()
 
     def memory(self) -> int:
         """Resident bytes."""
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     def exit(self) -> None:
+        self.publisher.close()
         sys.exit(0)
 
     def announce(self) -> None:
@@ -140,8 +130,7 @@ class Talker:
 def main() -> None:
     talker = Talker(json.loads(sys.argv[1]))
     talker.publisher.start()
-    ready = talker.publisher.wait_ready(5)
-    print(json.dumps({"ready": ready, "endpoint": talker.publisher.descriptor.endpoint}), flush=True)
+    print(json.dumps({"endpoint": talker.publisher.descriptor.endpoint}), flush=True)
     for line in sys.stdin:
         verb, *numbers = line.split()
         result = getattr(talker, verb)(*map(int, numbers))

@@ -184,7 +184,6 @@ def test_a_flood_of_requests_neither_stops_the_stream_nor_takes_memory(start: St
     assert agent.ask("memory") - before < 8 * MIB
     for socket in floods:
         socket.close(linger=0)
-    assert agent.ask("goodbye") < 0.25
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -65,7 +65,6 @@ async def test_a_flood_of_own_subscriptions_costs_no_memory_and_no_viewer(start:
     assert seen == sorted(set(seen))
     assert agent.ask("memory") - before < 8 * MIB
     assert agent.socket.exists()
-    assert agent.ask("goodbye") < 0.25
 
 
 def test_who_subscribes_more_than_128_times_a_second_is_shut_out_for_a_minute() -> None:

@@ -21,7 +21,7 @@ from gpumon_agent.oom import report_file
 
 OTHER = 65534
 AS_OTHER = f"""
-import json, os, stat, sys, tempfile
+import json, os, stat, sys, tempfile, threading, time
 import gpumon.link
 from gpumon.link import discovery, glancing
 import gpumon_agent.transport.publisher, gpumon_agent.oom.report_file as report_file, gpumon_agent.wire as wire
@@ -33,8 +33,9 @@ SPEAKS = """
 os.umask(int(sys.argv[1], 8))
 told = endpoint.describe("x", unix_ns=1)
 speaks = publisher.Publisher(type("R", (), {"drain": lambda self: []})(), list, lambda: None, told)
-speaks.start()
-assert speaks.wait_ready(60)
+threading.Thread(target=speaks.serve, daemon=True).start()
+while not speaks.ready:
+    time.sleep(0.01)
 found = discovery.discover()
 modes = {}
 for folder, _, names in os.walk(tempfile.gettempdir()):

@@ -273,7 +273,7 @@ async def test_a_killed_viewer_leaves_the_agent_and_other_viewers_alone(start: S
     viewer.communicate()
     agent.ask("steps 50")
     await asyncio.sleep(0.2)
-    assert agent.ask("goodbye") < 0.25
+    agent.ask("goodbye")
     assert numbers(await staying) == list(range(200))
 
 
@@ -338,7 +338,7 @@ async def test_the_last_words_arrive_though_much_was_said_just_before(start: Sta
     agent = start()
     watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
     await asyncio.sleep(0.3)
-    assert await asyncio.to_thread(agent.ask, "leave 4000") <= 0.25
+    await asyncio.to_thread(agent.ask, "leave 4000")
     assert numbers(await watching) == list(range(16_000))
 
 
@@ -481,11 +481,7 @@ async def test_after_three_pasts_without_an_end_the_viewer_goes_on_live(runtime:
     assert asked == 3
 
 
-async def test_a_job_that_ends_without_viewers_closes_at_once(start: Start) -> None:
-    assert start().ask("goodbye") < 0.1
-
-
-async def test_a_job_ends_within_250_ms_with_a_viewer_that_reads_and_one_that_is_stopped(start: Start) -> None:
+async def test_an_agent_leaves_at_once_or_within_5_seconds_of_a_viewer_that_is_stopped(start: Start) -> None:
     agent = start()
     stopped = subprocess.Popen([sys.executable, "-c", VIEWER], stdout=subprocess.PIPE)
     assert stopped.stdout is not None
@@ -495,31 +491,22 @@ async def test_a_job_ends_within_250_ms_with_a_viewer_that_reads_and_one_that_is
     os.kill(stopped.pid, signal.SIGSTOP)
     agent.ask("background 1000")
     try:
-        assert await asyncio.to_thread(agent.ask, "goodbye") <= 0.25
-        assert (await reading)[-1].event.reason == "finished"
         began = time.monotonic()
-        agent.tell("exit")
-        await asyncio.to_thread(agent.process.wait, 5)
-        assert time.monotonic() - began < 0.5  # the interpreter's own end included
+        leaving = asyncio.create_task(asyncio.to_thread(agent.ask, "goodbye"))
+        assert (await reading)[-1].event.reason == "finished"
+        assert time.monotonic() - began < 4
+        await leaving
+        assert 4.5 < time.monotonic() - began < 9
     finally:
         stopped.kill()
         stopped.communicate()
 
 
-async def test_a_child_forked_in_training_is_inert_and_its_parent_goes_on(start: Start) -> None:
+async def test_an_agent_without_viewers_does_not_wait_for_any(start: Start) -> None:
     agent = start()
-    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
-    await asyncio.sleep(0.3)
-    assert await asyncio.to_thread(agent.ask, "fork") == 0
-    assert agent.socket.exists()
-    assert [descriptor.pid for descriptor in link.discover()] == [agent.pid]
-    agent.ask("steps 5")
-    await asyncio.sleep(0.2)
-    agent.ask("goodbye")
-    heard = await watching
-    assert numbers(heard) == list(range(20))
-    agent.tell("exit")
-    assert agent.stderr() == ""
+    began = time.monotonic()
+    await asyncio.to_thread(agent.ask, "goodbye")
+    assert time.monotonic() - began < 4
 
 
 async def test_names_with_markup_and_escapes_arrive_harmless(start: Start) -> None:

@@ -1,7 +1,7 @@
 """The control socket: viewers send one of four requests and learn at once whether it will be done.
 
 A REP socket beside the publisher's, with the same access control (only this user's processes), served by the
-publisher's thread. A request is one small frame: an enum word, the agent's nonce, at most two numbers; no path, no
+publisher. A request is one small frame: an enum word, the agent's nonce, at most two numbers; no path, no
 code. The socket never waits and never does the work: `answer` only notes the request. After `REQUESTS_A_SECOND`
 requests (of all viewers) the socket is not polled until the second is over, and libzmq blocks the senders.
 """
@@ -20,7 +20,7 @@ REQUESTS_A_SECOND = 20
 
 
 class Control:
-    """Used on the publisher's thread."""
+    """Used by the publisher alone."""
 
     def __init__(self, nonce: str, answer: Callable[[wire.Request], wire.Reply | None]) -> None:
         self._nonce = nonce

@@ -5,12 +5,7 @@ ZeroMQ drops frames for slow viewers, which notice by the gap in `seq`.
 
 from __future__ import annotations
 
-import _thread
-import atexit
 import math
-import os
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +17,6 @@ import zmq
 
 from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import protect, say
-from gpumon_agent.registry import REGISTRY
 from gpumon_agent.transport import auth
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.history import History
@@ -30,9 +24,7 @@ from gpumon_agent.transport.history import History
 FLUSH_S = 0.1
 MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # from 32 ranks on each sends every other time: a viewer receives all of them
 HEARTBEAT_S = 1.0
-CLOSE_S = 0.22  # 250 ms are promised; the rest is for waking up on a busy machine
-_GOODBYE_S = 0.15  # of CLOSE_S: time for viewers to receive Goodbye
-_HELPERS_GOODBYE_S = 5.0  # in a process of its own, where nothing waits: at nice 19 on a busy machine it needs more
+_GOODBYE_S = 5.0  # time for viewers to receive it, at nice 19 on a busy machine; nothing waits for it
 
 
 class Source(Protocol):
@@ -42,7 +34,7 @@ class Source(Protocol):
 
 
 class Publisher:
-    """Publishes one agent's stream. `picture` and `heartbeat` are called on the serving thread."""
+    """Publishes one agent's stream."""
 
     def __init__(
         self,
@@ -58,7 +50,7 @@ class Publisher:
         self.history = History()
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
-        # Callbacks run guarded: they must not end this thread or print a traceback into the training's output.
+        # Callbacks run guarded: they must not end the helper.
         self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
         self._picture = protect("picture", lambda: list(picture()))
         self._heartbeat = protect("heartbeat", heartbeat)
@@ -67,64 +59,26 @@ class Publisher:
         self._control = control
         self._place: endpoint.Place | None = None
         self._homeless = False  # already reported: no place for the socket
-        self._pid = os.getpid()
         self._announce = False
         self._says: deque[tuple[wire.Event | bytes, ...]] = deque()
         self._redescribe = False
         self._closing = False
         self._goodbye: wire.Goodbye | None = None
-        self._started = False
-        self._ready = threading.Event()
-        self._closed = threading.Event()
-        self._answered = threading.Event()  # a viewer has the whole picture, or none can attach
-        self._watched = False  # a viewer subscribed LIVE: XPUB reports only the last to leave
+        self.ready = False  # viewers can attach, or none ever can
+        self.answered = False  # a viewer has the whole picture, or none can attach
+        self.watched = False  # a viewer subscribed LIVE: XPUB reports only the last to leave
         self._unsaid: list[tuple[int, bytes]] = []  # drained, in the history, and not yet sent
         self._flushes = 1 if (descriptor.world_size or 1) < MANY_RANKS else FLUSHES_OF_MANY
         self._held = 0  # flushes since something was sent
         # pending snapshots; a viewer whose request was dropped asks again
         self._requests: deque[bytes] = deque(maxlen=auth.SUBSCRIPTIONS_MAX)
-        self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
         self._turnstile = auth.Turnstile()
-        self._publish: zmq.Socket[bytes]  # used on its own thread
-
-    # ------------------------------------------------------------------------------------- called by the training side
-
-    def start(self) -> None:
-        self._bell = os.pipe()
-        REGISTRY.publishers.add(self)
-        # Not a threading.Thread: a program that joins all of threading.enumerate() would wait for it for ever.
-        # It blocks all signals: one that the user's threads block must stay pending until they fetch it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            _thread.start_new_thread(protect("publisher", self._run), ())
-            self._started = True
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def serve(self) -> None:
-        """Runs on the calling thread until `drain` calls `leave`."""
-        self._run()
+        self._publish: zmq.Socket[bytes]
 
     def leave(self, goodbye: wire.Goodbye | None) -> None:
-        """Call on its own thread: this turn is the last."""
+        """Called by `drain`: this turn is the last."""
         self._goodbye = goodbye
         self._closing = True
-
-    @property
-    def ready(self) -> bool:
-        return self._ready.is_set()
-
-    @property
-    def watched(self) -> bool:
-        return self._watched
-
-    @property
-    def answered(self) -> bool:
-        return self._answered.is_set()
-
-    def wait_ready(self, seconds: float) -> bool:
-        """Waits, and returns whether viewers can attach."""
-        return self._ready.wait(seconds) and not self._closed.is_set()
 
     def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
         """The static picture changed: viewers get it with the next flush. A new `descriptor` replaces the file."""
@@ -143,26 +97,8 @@ class Publisher:
         """This part of the static picture changed: viewers get it with the next flush. Bytes: an encoded event."""
         self._says.append(events)
 
-    def in_child(self) -> None:
-        """A forked child has no publisher thread: its copy answers nothing and removes nothing."""
-        self._started = False
-
-    def close(self, goodbye: wire.Goodbye | None = None) -> None:
-        """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms."""
-        if os.getpid() != self._pid or not self._started or self._closing:
-            return
-        self._goodbye = goodbye
-        self._closing = True
-        os.write(self._bell[1], b"\0")
-        if self._closed.wait(CLOSE_S):  # else the thread may still use it
-            for end in self._bell:
-                os.close(end)
-
-    # ------------------------------------------------------------------------------------------------- its own thread
-
-    def _run(self) -> None:
-        # Only this frame holds the context. libzmq's term waits for open sockets; here it can block only this daemon
-        # thread, never the interpreter's exit.
+    def serve(self) -> None:
+        """Runs until `drain` calls `leave`."""
         context = zmq.Context()
         try:
             asks, self._publish = auth.open_gate(context), auth.open_publisher(context)
@@ -171,7 +107,7 @@ class Publisher:
                 if self._control is not None:
                     self._control.open(context, poller)
                 self._settle(self._publish)
-                self._ready.set()
+                self.ready = True
                 self._serve(asks, poller)
             finally:
                 if self._control is not None:
@@ -183,18 +119,13 @@ class Publisher:
         finally:
             if self._place is not None:
                 self._place.remove()
-            # first, so that no libzmq thread is left at the interpreter's shutdown; no socket is open
-            context.term()
-            self._closed.set()
-            self._ready.set()
-            self._answered.set()
+            context.term()  # no socket is open
+            self.ready = self.answered = True
 
     def _serve(self, asks: zmq.Socket[bytes], poller: zmq.Poller) -> None:
         publish = self._publish
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
-        if self._bell[0] >= 0:  # on its own thread; `_started` may not be set yet
-            poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
         while not self._closing:
@@ -216,13 +147,13 @@ class Publisher:
                 beat = self._heartbeat()
                 if beat is not None:
                     self.history.beat(beat)
-                if self._watched:
+                if self.watched:
                     self._send(publish, [beat])
             if answer is None and self._requests:
                 answer = self._answer(self._requests.popleft())
             if answer is not None and not self._continue(publish, answer):
                 answer = None
-                self._answered.set()
+                self.answered = True
         self._leave(asks, publish, poller, answer)
 
     def _settle(self, publish: zmq.Socket[bytes]) -> None:
@@ -269,17 +200,15 @@ class Publisher:
         self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
     ) -> None:
         """Sends the rest and Goodbye. Viewers unsubscribe after it; XPUB reports the last one."""
-        end = time.monotonic() + (_GOODBYE_S if self._started else _HELPERS_GOODBYE_S)
-        if self._bell[0] >= 0:
-            poller.unregister(self._bell[0])
+        end = time.monotonic() + _GOODBYE_S
         if self._place is not None:
             self._place.remove()  # no new viewers; connected ones stay
         while answer is not None and self._continue(publish, answer):
             pass
         self._flush(publish)
-        if self._goodbye is not None and self._watched:
+        if self._goodbye is not None and self.watched:
             self._send(publish, [self._goodbye])
-            while self._watched and (left := end - time.monotonic()) > 0:
+            while self.watched and (left := end - time.monotonic()) > 0:
                 ready = dict(poller.poll(math.ceil(left * 1000)))
                 if asks in ready:
                     auth.admit(asks, self._turnstile)
@@ -301,7 +230,7 @@ class Publisher:
             if begins and not self._turnstile.passes(auth.subscriber(frame), time.monotonic()):
                 return False
             if topic == wire.LIVE:
-                self._watched = begins
+                self.watched = begins
             elif begins and wire.is_request(topic) and topic not in self._requests:
                 self._requests.append(topic)
         return True
@@ -312,7 +241,7 @@ class Publisher:
         context = old.context
         poller.unregister(old)
         old.close(linger=0)
-        self._watched = False
+        self.watched = False
         self._requests.clear()
         self._publish = publish = auth.open_publisher(context)
         poller.register(publish, zmq.POLLIN)
@@ -334,15 +263,15 @@ class Publisher:
             encoded.append((-1, wire.encode_event(thinned)))  # in order, between earlier and later steps
         if self._announce:
             self._announce = False
-            if self._watched:
+            if self.watched:
                 self._send(publish, self._picture() or ())
         while self._says:
             said = self._says.popleft()
-            if self._watched:
+            if self.watched:
                 self._send(publish, said)
-        if due or not self._watched:
+        if due or not self.watched:
             self._unsaid, self._held = [], 0
-            if self._watched:
+            if self.watched:
                 for packet in wire.pack(encoded, replayed=False):
                     self._put(publish, wire.frame(packet))
 
@@ -360,7 +289,7 @@ class Publisher:
             yield wire.frame(packet, topic)
 
     def _continue(self, publish: zmq.Socket[bytes], answer: Iterator[bytes]) -> bool:
-        """Sends the next frame of an answer, then the thread polls again; False when it is complete."""
+        """Sends the next frame of an answer; False when it is complete. Between two frames the sockets are polled."""
         frame = next(answer, None)
         if frame is None:
             return False
@@ -386,11 +315,3 @@ class Publisher:
             publish.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             self.unsent += 1
-
-
-def _close_all() -> None:
-    for publisher in list(REGISTRY.publishers):
-        publisher.close()
-
-
-atexit.register(_close_all)

@@ -39,7 +39,6 @@ MISSING = {
     "phase": "phases that you named are not seen",
     "picture": "viewers that attach from now on see no model",
     "pinned host memory": "torch's pinned host memory is not known",
-    "publisher": "no viewer gets anything from this process",
     "recorder": "no new step is sent",
     "request carried out": "requests of viewers are not carried out",
     "request": "requests of viewers are not received",
