@@ -26,6 +26,7 @@ from gpumon_agent.oom import report_file
 
 OLDEST_TORCH = (2, 4)
 IMPORT_PATIENCE_S = 120.0
+AGENTS_PATIENCE_S = 3.0
 
 Verdict = Literal["ok", "note", "fails"]
 _COLOURS: dict[Verdict, str] = {"ok": "green", "note": "yellow", "fails": "red"}
@@ -211,7 +212,7 @@ def _agents() -> Iterator[Seen]:
     names = ", ".join(f"{descriptor.name} (pid {descriptor.pid})" for descriptor in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
     yield Seen("ok", "agents", names + more if found else "none runs now; start one with: gpumon run train.py")
-    for each in link.glance(found[:8]) if found else ():
+    for each in link.glance(found[:8], AGENTS_PATIENCE_S) if found else ():
         cost = own_cost(each.heartbeat)
         if cost is not None:
             yield Seen("ok", "cost", f"gpumon {cost.text} of {each.descriptor.name} (pid {each.descriptor.pid})")

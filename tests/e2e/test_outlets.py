@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 MOMENTS = (60, 5_400)
-OF_VIEWERS = ("t", "unix", "seconds", "replayed", "device_age_s", "agent_cost")
+OF_VIEWERS = ("t", "unix", "seconds", "replayed", "device_age_s")
 """Fields that tell when a viewer looked, or what it read of its own."""
 
 EXPLAINED = ("verdict", "sentence", "reasons", "requested", "missing", "where", "remedies", "saves", "enough")
