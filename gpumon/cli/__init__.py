@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "record": ("gpumon.cli.record", "Record a session to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded session on the same screens."),
     "compare": ("gpumon.cli.compare", "Compare the memory of two runs, the biggest difference first."),
+    "report": ("gpumon.cli.report", "Write one HTML page of a run, from a recording or a running job."),
     "export": ("gpumon.cli.export", "Serve the memory of this machine's jobs to Prometheus."),
     "estimate": ("gpumon.cli.estimate", "Estimate the memory of a run, without a GPU."),
     "whatif": ("gpumon.cli.whatif", "Estimate a recorded run with another batch, precision or optimizer."),
