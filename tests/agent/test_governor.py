@@ -380,3 +380,30 @@ def test_where_durations_are_exact_the_random_distances_leave_an_error_of_two_ei
     Training(governor).run(20_000, step_ms=5, read_us=100)
     assert governor.cost is not None
     assert governor.cost.error == pytest.approx(governor.cost.share * 2 / 64**0.5, rel=0.02)
+
+
+def test_times_of_hooks_that_vary_leave_an_error_of_two_standard_errors() -> None:
+    errors = []
+    for apart in (0, 8_000):
+        governor = Governor()
+        governor._random = random.Random(1)
+        for turn in range(64):
+            governor.idled(20_000 + turn % 3 * apart)
+        Training(governor).run(5_000, step_ms=5, read_us=100)
+        assert governor.cost is not None
+        assert governor.cost.error is not None
+        errors.append(governor.cost.error)
+    assert errors[1] - errors[0] == pytest.approx(2e6 * governor_module._error(governor._idle) / 5e6, rel=0.1)
+
+
+def test_a_cost_is_a_limit_again_once_no_step_is_quiet() -> None:
+    governor = Governor()
+    for _ in range(64):
+        governor.idled(20_000)
+    training = Training(governor)
+    training.run(20_000, step_ms=5, read_us=100, ledger_us=400)
+    assert governor.cost is not None
+    assert governor.cost.error is not None
+    training.run(400, step_ms=500, read_us=100, ledger_us=100)
+    assert governor.read_every == 1
+    assert governor.cost.error is None

@@ -12,6 +12,7 @@ from torch import nn
 
 from gpumon_agent import agent as agents
 from gpumon_agent import governor, wire
+from gpumon_agent.hooks.idle_hooks import IdleHooks
 from gpumon_agent.quiet_mark import marked
 
 Gpu = Callable[..., Any]
@@ -359,6 +360,37 @@ def test_no_hooks_are_timed_while_others_would_run_too(resting: Any) -> None:
     handle.remove()
     assert set(called) == {"Linear"}
     assert not resting.agent.governor._idle
+
+
+def test_no_hooks_are_timed_while_the_user_sees_calls_of_modules(resting: Any, monkeypatch: Any) -> None:
+    model, optimizer = rested(resting)
+    called: list[str] = []
+
+    def call(module: nn.Module, *args: Any) -> Any:
+        called.append(type(module).__name__)
+        return module._call_impl(*args)
+
+    monkeypatch.setattr(nn.Module, "__call__", call)
+    looked(resting, model, optimizer, 5)
+    assert set(called) == {"Linear"}
+    assert not resting.agent.governor._idle
+
+
+def test_a_timing_that_a_signal_handler_ended_does_not_spoil_the_next(resting: Any) -> None:
+    model_and_optimizer(resting)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    assert made.timed() is not None
+    ends = made._ends
+
+    def interrupted(*args: Any) -> None:
+        ends(*args)
+        raise KeyboardInterrupt
+
+    made._ends = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.timed()
+    made._ends = ends
+    assert made.timed() is not None
 
 
 def test_steps_of_optimizers_that_take_turns_have_other_hooks_which_are_not_timed(resting: Any) -> None:

@@ -25,7 +25,7 @@ def train() -> None:
     import gpumon_agent
 
     torch.set_num_threads(1)
-    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)]).cuda()
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]).cuda()
     optimizer = torch.optim.SGD(model.parameters())
     gpumon_agent.watch(model, optimizer, name="costs")
     while True:

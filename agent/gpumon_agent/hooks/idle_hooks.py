@@ -10,6 +10,7 @@ from time import monotonic_ns
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.modules import module as modules
 
 from gpumon_agent.governor import Governor
@@ -21,6 +22,7 @@ from gpumon_agent.patching import around
 from gpumon_agent.shape_model.outlook import Outlooks
 
 _FAR = 1 << 62
+_CALLS = (Module.__init__, Module.__call__, Module._call_impl)
 
 
 class _NoGraph:
@@ -80,12 +82,14 @@ class IdleHooks:
         raise RuntimeError("its hooks are not those of a quiet step")
 
     def timed(self) -> tuple[int, int] | None:
-        """ns of one forward with its backward, and of a step of the optimizer. None: other hooks would run too."""
-        if modules._has_any_global_hook():
+        """ns of one forward with its backward, and of a step of the optimizer. None: somebody would notice."""
+        if modules._has_any_global_hook() or (Module.__init__, Module.__call__, Module._call_impl) != _CALLS:
             return None
         if not self._made:
             self._make()
             self._made = True
+        self._phases.passed = 0  # a signal handler may have ended the last call
+        self._phases._times.clear()
         bare, model, engine, begins, ends = self._bare, self._model, self._engine, self._begins, self._ends
         since = monotonic_ns()
         bare(None)
@@ -98,5 +102,4 @@ class IdleHooks:
         stepped = monotonic_ns()
         if not self._phases.idle or self._phases.passed or len(self._phases._times) != 1:
             self._not_idle(model)
-        self._phases._times.clear()
         return ended - began - (began - since), stepped - ended
