@@ -101,6 +101,31 @@ def test_a_sparse_gradient_is_read_each_time(watched: Watched) -> None:
     assert not watched.inventory._sums[-1].gradients.read([each.grad for each in watched.model.parameters()], -1)
 
 
+def test_each_device_has_its_own_sum(virtual_gpu: Any) -> None:
+    def script() -> None:
+        import torch
+
+        from gpumon_agent.attribution.kept import Sum
+
+        tensors = [torch.ones(1, device="cuda"), torch.ones(2), torch.ones(3, device="meta"), torch.ones(4)]
+        for index, expected in ((0, 4), (-1, 24)):
+            sums = Sum()
+            sums.read(tensors, index)
+            assert sums.claim(set()) == expected
+
+    virtual_gpu().run(script)
+
+
+def test_a_list_that_shrinks_or_gets_another_first_tensor_is_read_without_a_look() -> None:
+    first, second = torch.ones(1), torch.ones(2)
+    sums = Sum()
+    assert sums.read([first, second], -1, look=False)
+    assert not sums.read([first, second], -1, look=False)
+    assert sums.read([first], -1, look=False)
+    assert sums.read([second], -1, look=False)
+    assert sums.claim(set()) == 8
+
+
 def swapped(watched: Watched) -> Tensor:
     """As a script swaps in averaged weights, and keeps its own."""
     own: Tensor = watched.weight.data
@@ -140,6 +165,18 @@ def test_a_parameter_that_is_freed_or_replaced(watched: Watched) -> None:
     watched.model[1].weight = None
     gc.collect()
     assert watched.look(fresh=False)[:4] == (2 * LAYER, 400, 2 * LAYER, 2 * LAYER)
+
+
+def test_a_parameter_replaced_while_its_data_is_kept(watched: Watched) -> None:
+    own = watched.weight.data
+    test_a_parameter_that_is_freed_or_replaced(watched)
+    watched.model[0].weight = nn.Parameter(torch.ones(8, 8))
+    watched.optimizer.param_groups[0]["params"].pop(0)
+    watched.optimizer.state.clear()
+    gc.collect()
+    watched.look(fresh=False)
+    assert {identity(watched.model[0].weight), identity(watched.model[2].weight)} <= watched.inventory.claimed
+    assert identity(own) not in watched.inventory.claimed
 
 
 def test_tied_weights_count_once(watched: Watched) -> None:

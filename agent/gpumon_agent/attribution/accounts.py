@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 LAYERS_EVERY_NS = 1_000_000_000
 TENSORS_AT_ONCE = 3_000
 """Parameters, buffers and modules. With more, and the governor on, a step reads only a slice, as it ends."""
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 class LoadedCheckpoints(Protocol):
@@ -356,6 +357,8 @@ class Accounts:
 
 def _casts_weights(kind: str) -> bool:
     """Whether autocast's cache is active: it may hold the only copy of a weight that no gradient needs."""
+    if not _any_autocast():
+        return False
     try:
         return bool(torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled())
     except RuntimeError as error:  # no autocast on this kind of device

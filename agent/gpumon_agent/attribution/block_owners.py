@@ -108,7 +108,7 @@ def _sums(ledger: wire.Ledger) -> tuple[int | None, ...]:
 
 def _add(blocks: Blocks, tensor: Tensor, line: str, device: int, at: list[tuple[int, str]] | None) -> None:
     if type(tensor) in _PLAIN and has_storage(tensor):
-        if tensor.get_device() != device or tensor.is_meta:
+        if tensor.get_device() != device:
             return
         storage = tensor.untyped_storage()
         address = storage.data_ptr()

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
-from gpumon_agent.attribution.kept import Living, Sum
+from gpumon_agent.attribution.kept import Living, Sum, place
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.module_tree import SEARCHED_EVERY
 from gpumon_agent.storages import (
@@ -100,6 +100,7 @@ class Inventory:
         self._until_list = 0
         self._modules: list[weakref.ref[Module]] = []  # those with their own parameters or buffers
         self._known, self._buffers = Living(), Living()  # parameters and buffers of the last read
+        self._one_freed = False  # of them, so that others may have come
         self._strays: list[weakref.ref[Tensor]] = []  # optimizers' parameters that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDPParam of FSDP2
@@ -227,7 +228,7 @@ class Inventory:
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(parameter, its gradient)"""
-        for parameter in self._parameters():
+        for parameter in self._parameters(fresh=False):
             if (gradient := parameter.grad) is not None:
                 yield parameter, gradient
 
@@ -277,8 +278,11 @@ class Inventory:
 
     def _each_buffer(self, *, fresh: bool = True) -> list[Tensor]:
         """All buffers. Without `fresh` from the cache, if all are alive."""
-        if not fresh and (known := self._buffers.all()) is not None:
-            return known
+        if not fresh:
+            known = self._buffers.all()
+            if known is not None:
+                return known
+            self._one_freed = True
         found = [
             buffer
             for reference in self._modules
@@ -290,14 +294,16 @@ class Inventory:
         return found
 
     def _lasting(self, sums: _Sums, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Lasting:
-        changed = sums.weights.read(parameters, index, look=fresh)
-        changed |= sums.buffers.read(self._each_buffer(fresh=fresh), index, look=fresh)
+        buffers = self._each_buffer(fresh=fresh)
+        look, self._one_freed = fresh or self._one_freed, False
+        changed = sums.weights.read(parameters, index, look=look)
+        changed |= sums.buffers.read(buffers, index, look=look)
         state = self._state(sums, gathered, index, fresh)
         kept = sums.lasting
         if kept is None or changed or kept.state is not state or kept.gathered != gathered:
             claimed = gathered.copy()
-            weights, buffers = sums.weights.claim(claimed), sums.buffers.claim(claimed)
-            kept = sums.lasting = _Lasting(gathered, claimed | state.claimed, weights, buffers, state)
+            own = sums.weights.claim(claimed), sums.buffers.claim(claimed)
+            kept = sums.lasting = _Lasting(gathered, claimed | state.claimed, *own, state)
         return kept
 
     def _state(self, sums: _Sums, gathered: set[int], index: int, fresh: bool) -> _State:
@@ -351,6 +357,7 @@ class Inventory:
             known = self._known.all()
             if known is not None:
                 return known
+            self._one_freed = True
         found: list[Tensor] = [
             parameter
             for reference in self._modules
@@ -455,12 +462,5 @@ def _state_mark(optimizer: Optimizer) -> object:
     first: Any = next(iter(state.values()), {}) if state else {}
     if not isinstance(first, dict) or any(isinstance(value, (dict, list, tuple)) for value in first.values()):
         return None
-    places = [_place(value) for value in first.values() if isinstance(value, Tensor)]
+    places = [place(value) for value in first.values() if isinstance(value, Tensor)]
     return (id(state), len(state), tuple(places))
-
-
-def _place(tensor: Tensor) -> object:
-    if type(tensor) is Tensor and has_storage(tensor):
-        storage = tensor.untyped_storage()
-        return storage._cdata, storage.nbytes(), tensor.data_ptr()
-    return tuple(storages(tensor))

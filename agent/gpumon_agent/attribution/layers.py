@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import Module
@@ -21,11 +20,8 @@ from gpumon_agent.attribution.graph import Place, Places
 from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.storages import CPU, has_storage, index_of, storages
 
-_NOTHING: Counter[str] = Counter()
-
-if TYPE_CHECKING:
-    _Kept = dict[tuple[int, Place], Counter[str]]
-    """(device, module) → bytes by line"""
+_Bytes = dict[tuple[int, Place], int]
+"""(device, module) → bytes"""
 
 
 class LayerLedger:
@@ -47,8 +43,8 @@ class LayerLedger:
         self._saved: dict[int, list[Alive]] = {}  # by device, at the boundary with most activations
         self._fullest: dict[int, int] = {}
         self._walked = False
-        self._kept: _Kept | None = None
-        self._state: dict[tuple[int, Place], int] = {}
+        self._kept: tuple[_Bytes, _Bytes] | None = None  # gradients and state
+        self._state: _Bytes = {}
         self._state_mark: object = None
 
     def begin_step(self, *, walks: bool) -> None:
@@ -73,9 +69,7 @@ class LayerLedger:
         inventory = self._inventory
         if self.stale:
             self._state, self._state_mark = self._state_by_place(holders), inventory.state_mark()
-        kept: _Kept = {}
-        for where, nbytes in self._state.items():
-            kept.setdefault(where, Counter())["optimizer"] = nbytes
+        gradients: _Bytes = {}
         seen: set[int] = set()
         views = inventory.views
         for parameter, gradient in inventory.gradients():
@@ -92,10 +86,11 @@ class LayerLedger:
             for identity, nbytes, device in sizes:
                 if identity not in seen:
                     seen.add(identity)
-                    kept.setdefault((device, at[0]), Counter())["gradients"] += nbytes
-        self._kept = kept
+                    where = device, at[0]
+                    gradients[where] = gradients.get(where, 0) + nbytes
+        self._kept = gradients, self._state
 
-    def _state_by_place(self, holders: dict[int, list[Place]]) -> dict[tuple[int, Place], int]:
+    def _state_by_place(self, holders: dict[int, list[Place]]) -> _Bytes:
         found: Counter[tuple[int, Place]] = Counter()
         seen: set[int] = set()
         for parameter, tensor in self._inventory.states():
@@ -114,7 +109,8 @@ class LayerLedger:
             return False
         changed: list[wire.Event] = []
         for known in devices:
-            device = next((d for d in (known, CPU) if d in self._saved or any(k[0] == d for k in kept)), 0)
+            held = {*self._saved, *(where[0] for each in kept for where in each)}
+            device = known if known in held else CPU if CPU in held else 0
             by_place: Counter[Place | None] = Counter()
             for each in self._saved.get(device, ()):
                 by_place[each.place] += each.nbytes
@@ -125,17 +121,22 @@ class LayerLedger:
         return True
 
     def _layers_of(
-        self, step: int, index: int, device: int, kept: _Kept, by_place: dict[Place | None, int] | None
+        self,
+        step: int,
+        index: int,
+        device: int,
+        kept: tuple[_Bytes, _Bytes],
+        by_place: dict[Place | None, int] | None,
     ) -> tuple[wire.Layers, ...]:
         """The messages about one model on one device; none if they are unchanged."""
         layers = []
         for place, kind in self._places().kinds.items():
             if place[0] != index:
                 continue
-            counted = kept.get((device, place), _NOTHING)
+            gradients, state = (each.get((device, place), 0) for each in kept)
             saved = None if by_place is None else by_place.get(place, 0)
-            if counted or saved:
-                layers.append(wire.Layer(place[1], kind, counted["gradients"], counted["optimizer"], saved))
+            if gradients or state or saved:
+                layers.append(wire.Layer(place[1], kind, gradients, state, saved))
         elsewhere = None if by_place is None else by_place.get(None, 0)
         said = wire.layers(index, max(device, 0), step, layers, elsewhere)
         known = self.newest.get((index, device))
