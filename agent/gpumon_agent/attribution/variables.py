@@ -5,8 +5,8 @@ torch.optim, because an optimizer step may call the model (LBFGS then holds flat
 variable or by an attribute of its object, directly or in up to two nested lists, tuples or dicts. Each storage that no
 other line claims counts for the first variable that leads to it. Activations come first: tensors with a graph
 (gradients of `torch.autograd.grad`, weights made by an inner step) count only if the step's graphs were walked.
-Cost: 0.1 µs per entry, 0.5 µs per tensor on the device; at most `ENTRIES_MAX` entries per read. None at a boundary whose
-other lines sum to all requested bytes: variables then hold nothing more (accounts).
+Cost: 0.1 µs per entry, 0.5 µs per tensor on the device; at most `ENTRIES_MAX` entries per read. None at a boundary
+whose other lines sum to all requested bytes: variables then hold nothing more (accounts).
 Known limitations. Not seen: tensor subclasses, contents of sets, deques and slots, deeper nesting, variables of
 suspended generators, and containers with more entries than are left of `ENTRIES_MAX`. Optimizers are not read. Models
 with too many tensors for one step have no such line.
