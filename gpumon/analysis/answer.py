@@ -1,7 +1,8 @@
 """The state of a whole job as one object. Every output states it first: screen, JSON, text, exit code.
 
 Model. Each rank has one state; the job has the worst of them, with its rank. Among ranks in that state, the one that is
-full first is named, then the one with the most bytes. States, worst first:
+full first is named, then the one with the most bytes; of several that died, the first: the others often follow it.
+States, worst first:
 
     out-of-memory  an allocation failed, and no step closed after it
     ended          a process is gone (of several: one died, or all ended); `what` says how
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -84,15 +85,19 @@ class Answer(msgspec.Struct, frozen=True):
 NOBODY = Answer("unknown", "no process has sent anything yet")
 
 
-def answer(frame: Frame, reports: Iterable[RankReport]) -> Answer:
+def answer(frame: Frame, reports: Iterable[RankReport], before: Answer | None = None) -> Answer:
+    """`before`: what was answered last, see `worst`."""
     by_source = {report.source: report for report in reports}
     newest: dict[int | None, int] = {}  # rank → when its newest process began; others were replaced
     for rank in frame.ranks:
         newest[rank.hello.rank] = max(rank.hello.clock.unix_ns, newest.get(rank.hello.rank, 0))
     return worst(
-        of_rank(rank, by_source.get(rank.source), frame.unix_ns)
-        for rank in frame.ranks
-        if rank.hello.rank is None or rank.hello.clock.unix_ns >= newest[rank.hello.rank]
+        (
+            of_rank(rank, by_source.get(rank.source), frame.unix_ns)
+            for rank in frame.ranks
+            if rank.hello.rank is None or rank.hello.clock.unix_ns >= newest[rank.hello.rank]
+        ),
+        before,
     )
 
 
@@ -109,9 +114,10 @@ def worst(answers: Iterable[Answer], before: Answer | None = None) -> Answer:
     return next((each for each in known if each.key == before.key), found)
 
 
-def _weight(each: Answer) -> tuple[int, float, int]:
+def _weight(each: Answer) -> tuple[int, float, int, float]:
     steps = each.when.steps if each.when is not None and each.when.steps is not None else float("inf")
-    return STATES.index(each.state), steps, -each.bytes
+    ended = each.when.unix if each.state == "ended" and each.when is not None and each.when.unix is not None else 0.0
+    return STATES.index(each.state), steps, -each.bytes, ended
 
 
 def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
@@ -134,8 +140,9 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
         )  # fmt: skip
     if rank.status == "silent":
         return Answer(
-            "unknown", "the process sends nothing: it is stopped, or gets no processor time", who, evidence=evidence
-        )
+            "unknown", "the process sends nothing: it is stopped (SIGSTOP?), or gets no processor time", who,
+            When(unix=rank.heard_unix_ns / 1e9), evidence=evidence,
+        )  # fmt: skip
     return _living(rank, report, found, leak, who, evidence, unix_ns)
 
 
@@ -169,7 +176,13 @@ def _living(
     if leak is not None:
         host = leak.code == HOST_LEAK.code
         return Answer(
-            "leak", grows(leak), _named(who, leak), None if host else when, leak.remedy, evidence, leak.bytes or 0
+            "leak",
+            grows(leak),
+            _named(who, leak),
+            None if host else when,
+            leak.remedy,
+            evidence,
+            leak.so_far or leak.bytes or 0,
         )
     if ahead is not None:
         state: State = "leak" if forecast is not None and forecast.growth == KEPT else "will-not-fit"
@@ -177,16 +190,32 @@ def _living(
     near = next((each for each in found if each.code == NEAR_CAPACITY.code), None)
     if near is not None or (forecast is not None and forecast.verdict == wire.TIGHT):
         do = near.remedy if near is not None else "lower the peak before a larger batch comes"
-        return Answer("tight", _headroom(forecast, "little is left on the device"), who, when, do, evidence)
+        what = _headroom(forecast, "little is left on the device")
+        return _beside(Answer("tight", what, who, when, do, evidence), [each for each in found if each is not near])
     if forecast is None or forecast.verdict is None:
         why = (
             "the free memory of the device is not known"
             if forecast is not None
             else "the next iteration is not known yet"
         )
-        return Answer("unknown", why, who, evidence=evidence)
-    do = found[0].remedy if found else ""
-    return Answer("ok", _headroom(forecast, ""), who, when, do, evidence)
+        return _beside(Answer("unknown", why, who, evidence=evidence), found)
+    return _beside(Answer("ok", _headroom(forecast, ""), who, when, "", evidence), found)
+
+
+def _beside(said: Answer, found: Sequence[Finding]) -> Answer:
+    """Adds the most important finding, which does not decide the state: who, and what to do about it."""
+    if not found:
+        return said
+    first = found[0]
+    size = f" {units.size(first.bytes)}" if first.bytes else ""
+    about = f"`{first.holder}`{size}" if first.holder else first.title.partition("; ")[0]
+    who = said.who or Who()
+    return msgspec.structs.replace(
+        said,
+        what=f"{said.what}. {first.code}: {about}",
+        who=_named(who, first) if who.file is None else who,
+        do=said.do or first.remedy,
+    )
 
 
 def _leak(found: Sequence[Finding]) -> Finding | None:
@@ -203,7 +232,8 @@ def grows(leak: Finding) -> str:
     """ "`cache[*]` in main() grows by 4.00 MiB a step, 1.20 GiB so far"."""
     what = f"`{leak.holder}`" if leak.holder else "the host's memory" if leak.code == HOST_LEAK.code else "allocated"
     pace = f" grows by {units.size(leak.bytes_per_step)} a step" if leak.bytes_per_step else " grows"
-    return f"{what}{pace}{f', {units.size(leak.bytes)} so far' if leak.bytes else ''}"
+    so_far = leak.so_far or leak.bytes
+    return f"{what}{pace}{f', {units.size(so_far)} so far' if so_far else ''}"
 
 
 def _named(who: Who, leak: Finding) -> Who:
@@ -337,24 +367,42 @@ _WORDS: dict[State, str] = {
 }
 
 
+class Parts(NamedTuple):
+    """An answer's words, for outputs that place them themselves."""
+
+    head: str
+    """the state in capitals, and the rank: "LEAK · rank 3" """
+    text: str
+    """what, where and until when"""
+    do: str
+
+
+def parts(said: Answer) -> Parts:
+    who, when = said.who, said.when
+    head = _WORDS[said.state]
+    if who is not None and who.rank is not None:
+        head += f" · rank {who.rank}"
+    text = said.what
+    if who is not None and who.file is not None and f"{who.file}:{who.line}" not in said.what:
+        text += f" ({who.file}:{who.line})"
+    if said.state in ("leak", "tight", "ok") and when is not None and when.steps is not None:
+        at = "" if when.unix is None else f", at {_clock(when.unix, when.seconds or 0.0)}"
+        text += f"; full in {units.steps(when.steps)}{at}"
+    elif said.state in ("ended", "unknown") and when is not None and when.unix is not None:
+        moment = time.strftime("%H:%M:%S", time.localtime(when.unix))
+        text += f", at {moment}" if said.state == "ended" else f"; its last message came at {moment}"
+    return Parts(head, text, said.do)
+
+
 def line(said: Answer) -> str:
     """One line: state, rank, what, when, and what to do.
 
     "LEAK · rank 3: `cache[*]` in main() grows by 4.00 MiB a step, 1.20 GiB so far (train.py:31); full in 97 steps, at
     02:41. To do: bound `cache` …"
     """
-    who, when = said.who, said.when
-    head = _WORDS[said.state]
-    if who is not None and who.rank is not None:
-        head += f" · rank {who.rank}"
-    text = f"{head}: {said.what}"
-    if who is not None and who.file is not None and f"{who.file}:{who.line}" not in said.what:
-        text += f" ({who.file}:{who.line})"
-    if said.state in ("leak", "tight", "ok") and when is not None and when.steps is not None:
-        at = "" if when.unix is None else f", at {_clock(when.unix, when.seconds or 0.0)}"
-        text += f"; full in {units.steps(when.steps)}{at}"
+    head, text, do = parts(said)
     text += "" if text.endswith(".") else "."
-    return f"{text} To do: {said.do}." if said.do else text
+    return f"{head}: {text} To do: {do}." if do else f"{head}: {text}"
 
 
 def _clock(unix: float, seconds: float) -> str:

@@ -7,6 +7,8 @@ from math import ceil
 
 from gpumon_agent import wire
 
+LIMIT_MAX = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class OwnCost:
@@ -17,6 +19,11 @@ class OwnCost:
 
     share: float
     error: float | None
+
+    @property
+    def says_something(self) -> bool:
+        """A limit far above any plausible cost, as in the first seconds, does not."""
+        return self.error is not None or self.share <= LIMIT_MAX
 
     @property
     def text(self) -> str:

@@ -87,6 +87,7 @@ class Tracker:
                 bytes_per_step=evidence.bytes_per_step,
                 holder=evidence.holder,
                 by=evidence.by,
+                so_far=max(evidence.bytes or 0, evidence.so_far or 0) or None,
                 where=evidence.where,
                 remedy=evidence.remedy,
                 subject=evidence.subject or look.where.strip(),

@@ -151,6 +151,12 @@ class Finding:
     state: str = "open"  # open | gone
     subject: str = ""  # distinguishes two findings of one code
     by: wire.Holder | None = None  # `holder` as fields
+    so_far: int | None = None  # bytes it has grown by until now; `bytes` were counted, perhaps steps ago
+
+    @property
+    def key(self) -> tuple[str, str, str | None, str | None]:
+        """What distinguishes it from the run's other findings while its figures change."""
+        return self.code, self.subject, self.holder, self.where
 
 
 NEARLY_ALL = 0.75

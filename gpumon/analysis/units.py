@@ -59,6 +59,12 @@ def size(value: int | None, *, sign: bool = False) -> str:
     return f"{in_unit(value, unit, sign=sign)} {unit.name}"
 
 
+def between(low: int | None, high: int | None) -> str:
+    """An interval in brackets, with a blank before: " (5.90 GiB–10.0 GiB)"; "" if both ends read the same."""
+    texts = size(low), size(high)
+    return "" if texts[0] == texts[1] else f" ({texts[0]}–{texts[1]})"
+
+
 def exact(value: int | None) -> str:
     """Every byte: "65,712,160,768 B"."""
     return NOT_KNOWN if value is None else f"{_signed(value, f'{abs(value):,}', False)} B"

@@ -17,6 +17,8 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from gpumon.analysis import RankReport, Reporter
+from gpumon.analysis.answer import Answer, answer
+from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
@@ -32,6 +34,7 @@ from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, Said, View, choose
+from gpumon.tui.widgets.findings_strip import details_of
 from gpumon_agent import wire
 
 TICK_S = 0.25
@@ -89,6 +92,8 @@ class MonitorApp(App[int]):
         Binding("5", "mode('estimate')", "Estimate", id="app.estimate", tooltip="The Estimate screen: line by line"),
         Binding("6", "mode('blocks')", "Blocks", id="app.blocks", tooltip="The Blocks screen: the allocator as a map"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
+        Binding("n", "finding", "Finding", id="app.finding",
+                tooltip="Read the most important finding in full; n and N go on to the others"),
         Binding("s", "snapshot", "Snapshot", id="app.snapshot",
                 tooltip="Write a snapshot for PyTorch's memory_viz page, on the machine that trains; the path is shown"
                         " here and in the log"),
@@ -231,13 +236,14 @@ class MonitorApp(App[int]):
                 self.notify(text, timeout=TOLD_S, markup=False)
             if calm and self._seen is not None:
                 self._seen(frame)
-            reports = self.view.reports
+            reports, answered = self.view.reports, self.view.answer
             if calm:
                 due = self._due(frame)
                 reports = self._reporter.report(frame, due, self._shown(frame) if due is not None else None)
-            self.view = self._look_at(frame, reports)
+                answered = answer(frame, reports, answered)
+            self.view = self._look_at(frame, reports, answered)
         elif self.view.paused != self._paused:
-            self.view = self._look_at(self.view.frame, self.view.reports)
+            self.view = self._look_at(self.view.frame, self.view.reports, self.view.answer)
         stack = self.screen_stack
         if not stack:  # a last tick while the app shuts down
             return
@@ -257,7 +263,7 @@ class MonitorApp(App[int]):
     def _shown(self, frame: Frame) -> str:
         return self._source or frame.ranks[0].source
 
-    def _look_at(self, frame: Frame, reports: tuple[RankReport, ...]) -> View:
+    def _look_at(self, frame: Frame, reports: tuple[RankReport, ...], answered: Answer) -> View:
         if self._rank_wanted is not None:
             wanted = next((r for r in frame.ranks if r.hello.rank == self._rank_wanted), None)
             if wanted is not None:
@@ -267,7 +273,7 @@ class MonitorApp(App[int]):
             cannot = "this is a replay" if self._pace is not None else "this viewer sends no requests"
         return choose(
             frame, reports, self._source, self._device,
-            span=self._span, paused=self._paused, said=self._said, cannot_ask=cannot,
+            span=self._span, paused=self._paused, said=self._said, answered=answered, cannot_ask=cannot,
         )  # fmt: skip
 
     def _note_changes(self, frame: Frame) -> None:
@@ -307,6 +313,25 @@ class MonitorApp(App[int]):
         self.switch_mode(mode)
         self._again()
 
+    def open_finding(self, each: JobFinding | None = None) -> None:
+        """A page with one finding in full; by default the most important one."""
+        from gpumon.tui.screens.help import FindingScreen
+
+        found = job_findings(self.view.frame, self.view.reports)
+        if each is not None and all(other.finding.key != each.finding.key for other in found):
+            found = (each,)
+        at = next((i for i, other in enumerate(found) if each is not None and other.finding.key == each.finding.key), 0)
+        if found:
+            self.push_screen(FindingScreen(found, at, self._open_details))
+
+    def _open_details(self, each: JobFinding) -> None:
+        mode = details_of(each)
+        shown = self.view.rank
+        if mode is not None and (shown is None or shown.source not in each.sources):
+            self.open_rank(each.sources[0], None, mode)
+        elif mode is not None:
+            self.action_mode(mode)
+
     def tell(self, text: str) -> None:
         """Shows a message over the screen and logs it."""
         self.say(text)
@@ -333,7 +358,7 @@ class MonitorApp(App[int]):
 
     def _again(self) -> None:
         if self._paused:
-            self.view = self._look_at(self.view.frame, self.view.reports)
+            self.view = self._look_at(self.view.frame, self.view.reports, self.view.answer)
         self.redraw()
 
     def action_leave(self) -> None:
@@ -364,6 +389,10 @@ class MonitorApp(App[int]):
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(keys_of(self)))
 
+    def action_finding(self) -> None:
+        if len(self.screen_stack) == 1:
+            self.open_finding()
+
     def action_snapshot(self) -> None:
         self.ask(wire.SNAPSHOT_FILE)
 
@@ -381,6 +410,8 @@ class MonitorApp(App[int]):
             return self._pace is not None
         if action == "theme":
             return not self.colourless
+        if action == "finding":
+            return bool(job_findings(self.view.frame, self.view.reports))
         if action == "snapshot":
             return self.view.rank is not None and self.view.cannot_ask is None
         if action == "mode":
@@ -395,6 +426,8 @@ class MonitorApp(App[int]):
         """Palette commands for the key actions."""
         yield SystemCommand("Quit", "Quit; the training goes on unaffected", self.action_leave)
         yield SystemCommand("Help", "All keys, all words", self.action_help)
+        if self.check_action("finding", ()):
+            yield SystemCommand("Finding", "The most important finding in full", self.action_finding)
         yield SystemCommand("Pause", "Hold the picture still, or let it go on", self.action_pause)
         for name in self.MODES:
             if self.check_action("mode", (name,)):

@@ -74,6 +74,8 @@ _TERMS = (
                                      " OOM ahead: the whole interval does not fit or, once enough forecasts were"
                                      " checked, the next peak does not."),
     Term("batch factor", "The largest batch, as a multiple of the present one, whose peak still fits."),
+    Term("answer", "The state of the whole job, worst first: OUT OF MEMORY, ENDED, WILL NOT FIT, LEAK, TIGHT (less than"
+                   " 5 % would be left), UNKNOWN, OK. Of several ranks the worst is named."),
     Term("finding", "Something that grows, fails or will fail (warning, critical), or a fact worth knowing (info), with"
                     " its evidence and a remedy."),
     Term("growth", "How fast a figure at the end of each step rises, with a 95 % interval; since which step; by how"

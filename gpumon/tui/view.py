@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis import ledger
-from gpumon.analysis.job import died_unix_ns, ending, job
+from gpumon.analysis.answer import NOBODY, Answer
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
@@ -45,6 +44,8 @@ class View:
     span: int = DEFAULT_SPAN
     paused: bool = False
     said: tuple[Said, ...] = ()
+    answer: Answer = NOBODY
+    """The state of the whole job."""
     cannot_ask: str | None = None
     """Why the shown rank's agent takes no requests; None: it does."""
 
@@ -67,6 +68,7 @@ def choose(
     span: int = DEFAULT_SPAN,
     paused: bool = False,
     said: tuple[Said, ...] = (),
+    answered: Answer = NOBODY,
     cannot_ask: str | None = None,
 ) -> View:
     """The view of the rank with this `source` (the first if it is gone) and of `device`."""
@@ -77,7 +79,7 @@ def choose(
     shown = next((d for d in devices if d.device == device), devices[0] if devices else None)
     if cannot_ask is None and rank is not None and rank.status == "ended":
         cannot_ask = "the process has ended"
-    return View(frame, tuple(reports), rank, report, shown, span, paused, said, cannot_ask)
+    return View(frame, tuple(reports), rank, report, shown, span, paused, said, answered, cannot_ask)
 
 
 def device_of(view: View) -> wire.Device | None:
@@ -114,17 +116,6 @@ def newest_read(rank: RankFrame, device: int) -> int:
         if here and all(p.allocated is not None for p in here):
             return -back
     return -1
-
-
-def first_death(frame: Frame) -> tuple[str | None, str | None]:
-    """The first rank to die (source) and a sentence with time and cause; others follow it."""
-    source = job(frame).first_to_die
-    rank = next((rank for rank in frame.ranks if rank.source == source), None)
-    if rank is None or rank.goodbye is None:
-        return None, None
-    at = died_unix_ns(rank)
-    when = "" if at is None else f", {time.strftime('%H:%M:%S', time.localtime(at / 1e9))}"
-    return source, f"{rank.label} died first{when}: {ending(rank, detail=rank.goodbye.reason != 'lost')}"
 
 
 def age(seconds: float) -> str:

@@ -78,6 +78,14 @@ def test_a_leak_names_the_variable_the_line_and_when_memory_is_full() -> None:
     assert f"full in {forecast.steps_to_oom} steps" in line(said)
 
 
+def test_a_leak_has_grown_since_it_was_counted() -> None:
+    """The census counted 24 tensors; by now it is one a step since step 2."""
+    run = leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB)
+    said = said_of(run, 60)
+    assert 220 * MIB < said.bytes < 240 * MIB
+    assert f"{said.bytes / MIB:.1f} MiB so far" in said.what
+
+
 def test_a_batch_that_will_not_fit_is_worse_than_a_leak_and_still_names_it() -> None:
     run = leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB)
     ahead = wire.Outlook(60, 0, run.time_ns(60), 3 * GIB, 3 * GIB, 3 * GIB, "backward", wire.OOM_AHEAD, -GIB)

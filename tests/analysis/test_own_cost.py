@@ -30,3 +30,10 @@ def test_a_heartbeat_tells_it_in_millionths() -> None:
     assert own_cost(wire.Heartbeat(1, 0, "forward", 0)) is None
     assert own_cost(wire.Heartbeat(1, 0, "forward", 0, cost=4_100)) == OwnCost(0.0041, None)
     assert own_cost(wire.Heartbeat(1, 0, "forward", 0, cost=0, cost_error=1_900)) == OwnCost(0.0, 0.0019)
+
+
+def test_a_limit_that_says_nothing_is_not_shown() -> None:
+    """In the first seconds all steps are read: the limit, six times what was seen, would frighten, and is not a cost."""
+    assert OwnCost(0.09, None).says_something
+    assert not OwnCost(0.11, None).says_something
+    assert OwnCost(0.3, 0.1).says_something

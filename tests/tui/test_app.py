@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import pairwise
 
 import pytest
@@ -63,16 +64,18 @@ def _later():
     return wire.Clock(200_000_000_000, 1_790_000_000_000_000_000 + 200_000_000_000)
 
 
-async def test_a_stopped_process_is_told_with_its_age(reader_of, app_of, new_run) -> None:
+async def test_of_a_stopped_process_the_last_message_s_time_is_said(reader_of, app_of, new_run) -> None:
     reader = reader_of(new_run().usual())
     app = app_of(reader=reader)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause(0.4)
+        heard = datetime.fromtimestamp(app.view.rank.heard_unix_ns / 1e9).strftime("%H:%M:%S")
         reader.now_ns += 12_000_000_000
         await pilot.pause(0.6)
         shown = text_of(app)
     assert "◌ silent" in shown
-    assert "no message for 12 s" in shown
+    assert "UNKNOWN  the process sends nothing" in shown
+    assert f"its last message came at {heard}" in " ".join(shown.split())
 
 
 async def test_pause_holds_the_picture_and_lets_go_again(reader_of, app_of, new_run) -> None:
@@ -159,7 +162,7 @@ async def test_many_findings_leave_room_for_the_panels(app_of, new_run, settled,
     async with app.run_test(size=size) as pilot:
         await settled(pilot)
         assert text_of(app).count(" is off: ") == rows
-        assert f"7, the first {rows} shown" in text_of(app)
+        assert f"7, 1 to {rows} shown" in text_of(app)
 
 
 async def test_each_span_of_the_timeline_is_about_twice_the_former(app_of, new_run) -> None:
@@ -195,6 +198,9 @@ async def test_a_leak_of_another_rank_is_seen_and_opened_from_here(app_of, new_r
         assert "rank 2" in line
         app.screen.query_one("#findings").focus()
         await pilot.press("enter")
+        await pilot.pause(0.4)
+        assert "What to do here" in text_of(app)
+        await pilot.press("d")
         await pilot.pause(0.4)
         assert app.current_mode == "leaks"
         assert "rank 2 of 3" in text_of(app)

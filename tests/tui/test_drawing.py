@@ -410,7 +410,7 @@ def headed(store_of, new_run):
     """Of a live run that told its cost."""
     run = new_run().usual(30)
     run.say(wire.Heartbeat(run.t_ns, 12_432, "forward", 0, cost=4_100, cost_error=1_900))
-    return replace(heading(view_of(store_of(run))), state="live", said="")
+    return replace(heading(view_of(store_of(run))), state="live")
 
 
 @pytest.mark.parametrize(

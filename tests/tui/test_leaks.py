@@ -133,6 +133,9 @@ async def test_enter_on_the_findings_leads_there_and_keys_sort(app_of, a_run, se
         app.screen.query_one(FindingsStrip).focus()
         await pilot.press("enter")
         await settled(pilot)
+        assert "What to do here" in text_of(app)
+        await pilot.press("d")
+        await settled(pilot)
         shown = text_of(app)
         assert app.current_mode == "leaks"
         assert "retained-graph" in shown

@@ -12,7 +12,8 @@ import pytest
 from textual.pilot import Pilot
 from watched import Run
 
-from gpumon.analysis import Reporter
+from gpumon.analysis import Reporter, report
+from gpumon.analysis.answer import answer, parts
 from gpumon.analysis.job import job, spread
 from gpumon.analysis.job_findings import job_findings
 from gpumon.analysis.reports import RankReport
@@ -21,8 +22,7 @@ from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
-from gpumon.tui.view import View, choose, first_death
-from gpumon.tui.widgets.header import heading
+from gpumon.tui.view import View
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import PeakHistory, ordered, rank_page
 from gpumon.tui.widgets.rank_table import RankTable
@@ -125,22 +125,22 @@ def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
 @pytest.mark.parametrize(
     ("first", "said"),
     [
-        ("exception", "rank 2 died first, {}: ended by an exception in backward, step 101 · RuntimeError: x"),
-        ("lost", "rank 2 died first, {}: the process is gone without a goodbye (killed?) in backward, step 101"),
+        ("exception", "ended by an exception in backward, step 101 · RuntimeError: x"),
+        ("lost", "the process is gone without a goodbye (killed?) in backward, step 101"),
     ],
 )
-def test_of_a_job_that_ends_the_rank_that_died_first_is_named_on_each_of_its_ranks(first: str, said: str) -> None:
+def test_of_a_job_that_ends_the_answer_names_the_rank_that_died_first(first: str, said: str) -> None:
     runs = [rank(number, 4) for number in range(4)]
     died = runs[2].goodbye(first, 101, "backward", "RuntimeError: x")
     clock = time.strftime("%H:%M:%S", time.localtime(died.events[-1].unix_ns / 1e9))
     for number in (0, 3):
         runs[number].t_ns = died.t_ns + 300_000_000
         runs[number].goodbye("signal", 101, "forward", "SIGTERM")
-    cause = said.format(clock)
     frame = frame_of(runs)
-    heads = [heading(choose(frame, (), each.source, None)).said for each in frame.ranks]
-    assert heads[0] == f"{cause} · then this one: ended by a signal in forward, step 101 · SIGTERM"
-    assert heads == [heads[0], cause, cause, heads[0]]
+    head, text, _ = parts(answer(frame, report(frame)))
+    assert head == "ENDED · rank 2"
+    assert text.startswith(f"{said}")
+    assert text.endswith(f", at {clock}")
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_deaths_that_nobody_can_tell_apart_have_no_order() -> None:
     died = runs[0].goodbye("lost", 101, "backward")
     runs[1].t_ns = died.t_ns + 100_000_000
     runs[1].goodbye("exception", 101, "forward", "RuntimeError: connection closed by peer")
-    assert first_death(frame_of(runs)) == (None, None)
+    assert job(frame_of(runs)).first_to_die is None
 
 
 def test_a_job_that_was_started_anew_and_one_that_finished_name_no_death() -> None:
     finished = [rank(number, 2).goodbye("finished", 101, "between") for number in range(2)]
-    assert first_death(frame_of(finished)) == (None, None)
+    assert job(frame_of(finished)).first_to_die is None
     gone = rank(1, 2).goodbye("exception", 101, "backward")
     anew = rank(1, 2, steps=0, later=900, restarts=1, clock=wire.Clock(0, 1_790_000_000_000_000_001))
-    assert first_death(frame_of([rank(0, 2), gone, anew])) == (None, None)
+    assert job(frame_of([rank(0, 2), gone, anew])).first_to_die is None
 
 
 def test_ranks_on_other_machines_are_not_missing() -> None:

@@ -69,8 +69,8 @@ def _said_of_now(look: Look) -> Evidence | None:
     headroom = _headroom(look, outlook)
     missing = f": {units.size(-headroom)} too much" if headroom is not None and headroom < 0 else ""
     return Evidence(
-        f"step {units.count(outlook.step)} with its batch of {shapes} needs {units.size(outlook.next_peak)} "
-        f"({units.size(outlook.low)}–{units.size(outlook.high)}) in {outlook.phase}{look.where}{missing}",
+        f"step {units.count(outlook.step)} with its batch of {shapes} needs {units.size(outlook.next_peak)}"
+        f"{units.between(outlook.low, outlook.high)} in {outlook.phase}{look.where}{missing}",
         headroom,
         "skip or cut such a batch: gpumon_agent.on_outlook(function) is called before its forward",
         since=outlook.step,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.growth_series import PINNED
+from gpumon.analysis.leak_identity import Leak
 from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, explaining
 from gpumon.analysis.types import Growth
@@ -64,7 +65,7 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     if leak.found:
         whole = sum(suspect.held for suspect, _ in leak.found) or 1
         return tuple(
-            _named(look, leak.main, suspect, census.step - leak.since + 1, leak.per_step, suspect.held / whole)
+            _named(look, leak, suspect, census.step - leak.since + 1, suspect.held / whole)
             for suspect, census in leak.found[:NAMED_MAX]
             if suspect.has_graph == with_graph
         )
@@ -72,9 +73,10 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     return (_alone(look, leak.main, round(leak.per_step)),) if waited and not with_graph else ()
 
 
-def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float, share: float) -> Evidence:
-    """`share`: the part of the growth (`grown` bytes per step) that this suspect holds."""
-    per_step = round(grown * share)
+def _named(look: Look, leak: Leak, suspect: Suspect, steps: int, share: float) -> Evidence:
+    """`share`: the part of the growth that this suspect holds."""
+    main = leak.main
+    per_step = round(leak.per_step * share)
     where = suspect.where or (suspect.holder.where if suspect.holder else None)
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
@@ -101,6 +103,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float,
         holder=_holder(suspect),
         where=where,
         by=suspect.by,
+        so_far=round(share * leak.held.at(look.record.step)) if leak.held is not None and suspect.by else so_far,
         subject=suspect.by.variable if suspect.by is not None else f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
         since=main.since,
         severity=severity,
@@ -114,7 +117,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     if main.figure == "blocks":
         title = f"live blocks grow by {main.per_step:.2g} a step"
     else:
-        title = f"{what} grows by {units.size(per_step)} ({_interval(main)}) a step"
+        title = f"{what} grows by {units.size(per_step)}{_interval(main)} a step"
     more = f" in {units.count(blocks.so_far)} blocks" if blocks and main.figure != "blocks" else ""
     so_far = main.so_far or 0
     said = f", {units.size(so_far)}{more} so far" if main.figure != "blocks" else f", {units.count(so_far)} so far"
@@ -164,7 +167,7 @@ def _evidence(main: Growth, share: float) -> str:
         return f"; live blocks grow by {main.per_step:.2g} ({main.low or 0:.2g}–{main.high or 0:.2g}) a step"
     return (
         f"; {main.figure} grows by "
-        f"{units.size(round(main.per_step or 0))} ({_interval(main)}) a step, {units.size(main.so_far or 0)} so far"
+        f"{units.size(round(main.per_step or 0))}{_interval(main)} a step, {units.size(main.so_far or 0)} so far"
     )
 
 
@@ -187,7 +190,7 @@ def _gets_longer(suspect: Suspect) -> bool:
 
 
 def _interval(main: Growth) -> str:
-    return f"{units.size(round(main.low or 0))}–{units.size(round(main.high or 0))}"
+    return units.between(round(main.low or 0), round(main.high or 0))
 
 
 def _holder(suspect: Suspect) -> str | None:
@@ -277,7 +280,7 @@ def _host(look: Look, growth: Growth) -> Evidence:
     if same:
         ahead += "; allocated on the device grows as fast: if the device uses host memory, these are the same bytes"
     return Evidence(
-        f"{whose} grows by {units.size(per_step)} ({_interval(growth)}) a step since step "
+        f"{whose} grows by {units.size(per_step)}{_interval(growth)} a step since step "
         f"{units.count(growth.since)}, {units.size(growth.so_far)} so far"
         f"{f': {held.tensors} on the host, {_held_by(held)}' if held is not None else ''}"
         f"{_pinned(look, growth)}{ahead}",

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.block_map import BlockMap
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
@@ -24,6 +25,7 @@ class BlocksScreen(RankScreen):
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
+        yield AnswerLine(id="answer")
         yield BlockMap(id="blocks")
         yield KeyLine(id="keys")
 

@@ -1,7 +1,8 @@
-"""Pages over a screen: help from the bindings, a panel's figures explained, the full OOM report."""
+"""Pages over a screen: help from the bindings, a panel's figures explained, a finding in full, the full OOM report."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, ComposeResult
@@ -9,10 +10,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
+from gpumon.analysis.job_findings import JobFinding
+from gpumon.analysis.units import size
 from gpumon.tui.glossary import TERMS, Term
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import EMPTY, Line, left, words
 from gpumon.tui.view import View
+from gpumon.tui.widgets.findings_strip import details_of
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.prose import Prose
 
@@ -106,6 +110,61 @@ def term_lines(term: Term, width: int) -> list[Line]:
     return lines
 
 
+class FindingText(HelpText):
+    """One of the job's findings: what was seen, where, since when, what to do, and what its kind means."""
+
+    def __init__(self, found: JobFinding, at: int, of: int) -> None:
+        super().__init__(id="page")
+        self._slice = (found, at, of)
+
+    def take(self, found: JobFinding, at: int, of: int) -> None:
+        self._slice = (found, at, of)
+        self.action_scroll_lines(-self._all)
+
+    def compose_lines(self, slice_: tuple[JobFinding, int, int], width: int, glyphs: Glyphs) -> list[Line]:
+        each, at, of = slice_
+        finding = each.finding
+        count = f"  {at + 1} of {of}" if of > 1 else ""
+        lines: list[Line] = [((f" {finding.code}", "title"), (f"  {finding.severity}{count}", "dim")), EMPTY]
+        lines += [((" ", ""), *row) for row in words(finding.title, "strong", width - 3)]
+        for name, text in finding_facts(each):
+            lines += [EMPTY, ((f" {name}", "key"),)]
+            lines += [(("   ", ""), *row) for row in words(text, "text", width - 5)]
+        return lines
+
+
+def finding_facts(each: JobFinding) -> list[tuple[str, str]]:
+    """(heading, text) of all that is known about a finding, in the order in which one would ask."""
+    from gpumon.analysis.pages import PAGES
+
+    finding = each.finding
+    facts: list[tuple[str, str]] = []
+    if finding.state != "open":
+        facts.append(("State", "it is over: the last checks did not find it"))
+    if each.ranks:
+        facts.append(("Ranks", each.ranks))
+    if finding.holder:
+        where = f", in {finding.by.where}" if finding.by is not None and finding.by.where else ""
+        facts.append(("Held by", f"{finding.holder}{where}"))
+    if finding.where:
+        facts.append(("At", finding.where))
+    growth = [f"{size(finding.bytes_per_step)} a step"] if finding.bytes_per_step else []
+    growth += [f"{size(finding.so_far)} so far"] if finding.so_far else []
+    growth += [f"since step {finding.step:,}"] if finding.step is not None else []
+    if growth:
+        facts.append(("How much", ", ".join(growth)))
+    if finding.remedy:
+        facts.append(("What to do here", finding.remedy))
+    page = PAGES.get(finding.code)
+    if page is not None:
+        facts += [
+            (f"What {finding.code} means", page.means),
+            ("What helps in general", page.do),
+            ("How gpumon detects it", page.evidence),
+        ]
+    return facts
+
+
 class _Popup(ModalScreen[None]):
     AUTO_FOCUS = "#page"
     BINDINGS: ClassVar[list[BindingType]] = [CLOSE]
@@ -113,9 +172,13 @@ class _Popup(ModalScreen[None]):
     def page(self) -> HelpText:
         raise NotImplementedError
 
+    @property
+    def hint(self) -> str:
+        return "esc closes"
+
     def compose(self) -> ComposeResult:
         with Vertical(id="popup") as box:
-            box.border_subtitle = "esc closes"
+            box.border_subtitle = self.hint
             yield self.page()
 
 
@@ -171,6 +234,44 @@ class OomScreen(_Popup):
 
     def page(self) -> HelpText:
         return OomPage(self._report)
+
+
+class FindingScreen(_Popup):
+    """Enter on the findings, and `n` anywhere: one finding in full. `n` and `N` go to the next and the previous one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "turn(1)", "Next", id="page.next", tooltip="The next finding"),
+        Binding("N", "turn(-1)", "Previous", id="page.previous", tooltip="The finding before"),
+        Binding("d", "details", "Details", id="page.details", tooltip="The screen with this finding's details"),
+    ]
+
+    def __init__(self, found: Sequence[JobFinding], at: int, open_details: Callable[[JobFinding], object]) -> None:
+        super().__init__()
+        self._found = tuple(found)
+        self._at = at % len(self._found)
+        self._open_details = open_details
+
+    def page(self) -> FindingText:
+        return FindingText(self._found[self._at], self._at, len(self._found))
+
+    @property
+    def hint(self) -> str:
+        others = "n next  N previous  " if len(self._found) > 1 else ""
+        return f"{others}{'d details  ' if details_of(self._found[self._at]) else ''}esc closes"
+
+    def action_turn(self, by: int) -> None:
+        self._at = (self._at + by) % len(self._found)
+        self.query_one(FindingText).take(self._found[self._at], self._at, len(self._found))
+        self.query_one("#popup").border_subtitle = self.hint
+
+    def action_details(self) -> None:
+        self.app.pop_screen()
+        self._open_details(self._found[self._at])
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "turn":
+            return len(self._found) > 1
+        return action != "details" or details_of(self._found[self._at]) is not None
 
 
 class ExplainScreen(_Popup):

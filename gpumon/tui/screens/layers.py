@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.filter_line import FilterLine
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
@@ -26,6 +27,7 @@ class LayersScreen(RankScreen):
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
+        yield AnswerLine(id="answer")
         yield LayerTable(id="layers")
         yield FilterLine(id="filter")
         yield KeyLine(id="keys")

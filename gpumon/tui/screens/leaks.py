@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.checkpoint_lines import CheckpointsData
 from gpumon.tui.widgets.findings_strip import LeakFindings
 from gpumon.tui.widgets.growth_plot import GrowthPlot
@@ -27,6 +28,7 @@ class LeaksScreen(RankScreen):
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
+        yield AnswerLine(id="answer")
         yield LeakFindings(id="leak-findings")
         yield GrowthPlot(id="growth")
         yield LeakTable(id="held")

@@ -14,6 +14,7 @@ from gpumon.tui.status_log import written
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, words
 from gpumon.tui.view import View
+from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon.tui.widgets.prose import Prose
@@ -82,5 +83,6 @@ class LogScreen(MonitorScreen):
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
+        yield AnswerLine(id="answer")
         yield Log(tail=True, id="log")
         yield KeyLine(id="keys")

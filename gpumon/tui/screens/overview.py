@@ -10,6 +10,7 @@ from textual.containers import Horizontal
 
 from gpumon.tui.screens.base import RankScreen
 from gpumon.tui.view import View
+from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.device_bar import DeviceBar
 from gpumon.tui.widgets.estimate_table import EstimateTable
 from gpumon.tui.widgets.findings_strip import FindingsStrip
@@ -40,6 +41,7 @@ class OverviewScreen(RankScreen):
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
+        yield AnswerLine(id="answer")
         yield DeviceBar(id="device")
         with Horizontal(id="middle"):
             yield PhaseTable(id="phases")

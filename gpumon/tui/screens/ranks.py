@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 
 from gpumon.tui.screens.base import MonitorScreen
+from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.host_line import HostLine
 from gpumon.tui.widgets.key_line import KeyLine
@@ -16,6 +17,7 @@ class RanksScreen(MonitorScreen):
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
+        yield AnswerLine(id="answer")
         yield RankTable(id="ranks")
         yield HostLine(id="host")
         yield KeyLine(id="keys")

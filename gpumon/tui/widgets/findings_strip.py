@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.events import Click
 
 from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.analysis.units import size
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.text_layout import Line, Span, cells, clip, fit
+from gpumon.tui.text_layout import Line, Span, cells, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
@@ -42,39 +43,67 @@ GAPS = frozenset(("fragmentation",))
 """And on the Blocks screen."""
 
 
+def details_of(each: JobFinding) -> str | None:
+    """The screen with a finding's details."""
+    code = each.finding.code
+    return "leaks" if code in LEAKS else "blocks" if code in GAPS else None
+
+
 class FindingsStrip(Panel):
     NAME = "Findings"
     TERMS = ("finding",)
     CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "more", "More", id="findings.more",
-                tooltip="Open the screen with details of the most important finding: Leaks or Blocks"),
+        Binding("enter", "open", "Open", id="findings.open", tooltip="Read the selected finding in full"),
+        Binding("down,j", "move(1)", "Down", show=False, id="findings.down", tooltip="Select the next finding"),
+        Binding("up,k", "move(-1)", "Up", show=False, id="findings.up", tooltip="Select the finding before"),
     ]  # fmt: skip
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._height = 0
+        self._cursor = 0
 
     @property
-    def leads_to(self) -> tuple[str, JobFinding] | None:
-        """The most severe finding that has a detail screen, and that screen."""
+    def found(self) -> tuple[JobFinding, ...]:
         picked: Findings | None = self._slice
-        for each in picked.findings if picked is not None else ():
-            if each.finding.code in LEAKS | GAPS:
-                return "leaks" if each.finding.code in LEAKS else "blocks", each
-        return None
+        return picked.findings if picked is not None else ()
 
-    def action_more(self) -> None:
-        if self.leads_to is not None:
-            mode, each = self.leads_to
-            shown = self.monitor.view.rank
-            if shown is None or shown.source not in each.sources:
-                self.monitor.open_rank(each.sources[0], None, mode)
-            else:
-                self.monitor.action_mode(mode)
+    def action_open(self) -> None:
+        if self.found:
+            self.monitor.open_finding(self.found[self._cursor])
+
+    def action_move(self, by: int) -> None:
+        """Past either end, the next panel is focused."""
+        at = self._cursor + by
+        if 0 <= at < len(self.found):
+            self._cursor = at
+            self._redraw()
+        elif by > 0:
+            self.app.action_focus_next()
+        else:
+            self.app.action_focus_previous()
+
+    def on_click(self, event: Click) -> None:
+        self.focus()
+        at = self._top(self.size.height) + event.y - 1 - self._above
+        if 0 <= at < len(self.found):
+            again, self._cursor = at == self._cursor, at
+            self._redraw()
+            if again:
+                self.action_open()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return self.leads_to is not None if action == "more" else True
+        return bool(self.found)
+
+    @property
+    def _above(self) -> int:
+        """Rows of an out-of-memory above the findings."""
+        return int(self._slice is not None and self._slice.oom is not None)
+
+    def _top(self, height: int) -> int:
+        """The first row shown, so that the selected finding is among them."""
+        return max(0, self._cursor + self._above - max(1, height - 1) + 1)
 
     def pick(self, view: View) -> Findings:
         picked = findings(view)
@@ -86,7 +115,9 @@ class FindingsStrip(Panel):
         return picked
 
     def draw(self, slice_: Findings, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-        return finding_lines(slice_, width, height, glyphs, self.title_role)
+        self._cursor = max(0, min(self._cursor, len(slice_.findings) - 1))
+        cursor = self._cursor if self.has_focus else None
+        return finding_lines(slice_, width, height, glyphs, self.title_role, self._top(height), cursor)
 
 
 class LeakFindings(FindingsStrip):
@@ -100,24 +131,24 @@ class LeakFindings(FindingsStrip):
         self.styles.height = 1 + min(len(picked.findings), MOST_ROWS if self.app.size.height >= 32 else 1)
         return picked
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "more"
 
-
-def finding_lines(f: Findings, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+def finding_lines(
+    f: Findings, room: int, height: int, glyphs: Glyphs, title: str, top: int = 0, cursor: int | None = None
+) -> list[Line]:
+    """`top`: the first one shown. `cursor`: the one that is selected, if the panel has the focus."""
     head: list[Span] = [(" Findings", title)]
     rows: list[Line] = []
     if f.oom is not None:
         rows.append(_oom(f.oom, room, glyphs))
-    rows += [_finding(x, room, glyphs) for x in f.findings]
+    rows += [_finding(x, room, glyphs, selected=at == cursor) for at, x in enumerate(f.findings)]
     if not rows:
         head.append(("  none so far" if f.known else "  after the first steps", "dim"))
         return [tuple(head)]
     if height <= 1:
         return rows[:1]
     if len(rows) > height - 1:
-        head.append((f"  {len(rows)}, the first {height - 1} shown", "dim"))
-    return [tuple(head), *rows[: height - 1]]
+        head.append((f"  {len(rows)}, {top + 1} to {min(len(rows), top + height - 1)} shown", "dim"))
+    return [tuple(head), *rows[top : top + height - 1]]
 
 
 def _oom(oom: wire.Oom, room: int, glyphs: Glyphs) -> Line:
@@ -132,12 +163,12 @@ def _oom(oom: wire.Oom, room: int, glyphs: Glyphs) -> Line:
     )
 
 
-def _finding(each: JobFinding, room: int, glyphs: Glyphs) -> Line:
+def _finding(each: JobFinding, room: int, glyphs: Glyphs, *, selected: bool = False) -> Line:
     f = each.finding
     gone = f.state != "open"
     glyph = glyphs.gone if gone else glyphs.info if f.severity == "info" else glyphs.warning
     role = "dim" if gone else _ROLE[f.severity]
-    line: list[Span] = [(f" {glyph} ", role), (f.code, role)]
+    line: list[Span] = [(f"{glyphs.now if selected else ' '}{glyph} ", role), (f.code, "cursor" if selected else role)]
     if each.ranks:
         line.append((f"  {each.ranks}", "text" if not gone else "dim"))
     if f.bytes_per_step:
@@ -150,8 +181,7 @@ def _finding(each: JobFinding, room: int, glyphs: Glyphs) -> Line:
     said = "  " + " · ".join(part for part in (f.title, where) if part)
     left_over = room - sum(cells(text) for text, _ in line)
     remedy = f" · {f.remedy}" if f.remedy and not gone else ""
-    if cells(said) + cells(remedy) > left_over and f.holder:  # the name first: Leaks and JSON have the whole title
-        said = f"  held by {f.holder}" + (f", {f.where}" if f.where else "")
-    elif cells(said) + cells(remedy) > left_over and remedy:
-        said = clip(said, max(24, left_over - cells(remedy)))
+    if cells(said) + cells(remedy) > left_over:  # the page has all of it
+        said = f"  held by {f.holder}" + (f", {f.where}" if f.where else "") if f.holder else said
+        remedy = remedy if cells(said) + cells(remedy) <= left_over else ""
     return fit([*line, (said, "text" if not gone else "dim"), (remedy, "good")], room)

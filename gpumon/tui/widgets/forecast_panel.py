@@ -92,17 +92,14 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
         said = "fits, but fills up" if filling and word == wire.FITS else _WORD[word]
         first.append((f"  {mark} {said}", _ROLE[word] if calm or word != wire.FITS else "warn"))
     lines.append(fit(first, room))
-    span = (
-        f" ({in_unit(f.low, unit)}–{in_unit(f.high, unit)})"
-        if glyphs.braille
-        else f" ({in_unit(f.low, unit)}-{in_unit(f.high, unit)})"
-    )
+    low, high = in_unit(f.low, unit), in_unit(f.high, unit)
+    span = f" ({low}{'–' if glyphs.braille else '-'}{high})"
     needs = f"{in_unit(f.next_peak, unit)} {unit.name}"
     indent, pad = ("   ", 13) if room >= 13 + len(needs) + len(span) else (" ", 10)
     peak: list[Span] = [
         (f"{indent}peak".ljust(pad), "dim"),
         (needs, "strong"),
-        (span, "text"),
+        ("" if low == high else span, "text"),
     ]
     if room >= 50:
         peak.append((f"  in {f.phase}", "dim"))

@@ -116,7 +116,8 @@ def _fact(figure: Growth, left_over: int | None, room: int, glyphs: Glyphs) -> L
         (f"  {_text(figure, figure.per_step, sign=True)}/step", "strong"),
     ]
     if figure.low is not None and figure.high is not None:
-        line.append((f" ({_text(figure, figure.low)} to {_text(figure, figure.high)})", "dim"))
+        low, high = _text(figure, figure.low), _text(figure, figure.high)
+        line.append(("" if low == high else f" ({low} to {high})", "dim"))
     if figure.since is not None:
         line.append((f" since {figure.since:,}", "dim"))
     if figure.so_far is not None:

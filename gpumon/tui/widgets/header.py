@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.job import ending
 from gpumon.analysis.own_cost import own_cost
 from gpumon.analysis.units import pace
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.text_layout import EMPTY, Line, Span, fit, spread
-from gpumon.tui.view import View, age, device_of, first_death, newest_step
+from gpumon.tui.text_layout import Line, Span, fit, spread
+from gpumon.tui.view import View, device_of, newest_step
 from gpumon.tui.widgets.panel import Panel
 
 
@@ -21,7 +20,6 @@ class Heading:
     phase: str | None
     speed: str
     state: str  # live | silent | ended | finished | paused | waiting | replay
-    said: str  # the second line: why it ended, or that it is silent
     torch: str | None
     device: str | None
     costs: str = ""  # what gpumon costs
@@ -30,7 +28,7 @@ class Heading:
 def heading(view: View) -> Heading:
     rank = view.rank
     if rank is None:
-        return Heading("gpumon", "", None, None, "", "waiting", "", None, None)
+        return Heading("gpumon", "", None, None, "", "waiting", None, None)
     hello = rank.hello
     who = f"pid {hello.pid}"
     if hello.rank is not None and (hello.world_size or 1) > 1:
@@ -38,19 +36,7 @@ def heading(view: View) -> Heading:
         heard = len({each.hello.rank for each in view.frame.ranks if each.hello.rank is not None})
         if heard < (hello.world_size or 1):
             who += f", {heard} heard"
-    state, said = str(rank.status), ending(rank) or ""
-    if rank.status == "silent":
-        seconds = (view.frame.unix_ns - rank.heard_unix_ns) / 1e9
-        said = (
-            f"no message for {age(seconds)}: the process is stopped (SIGSTOP?) or gets no CPU; the picture is that old"
-        )
-    elif rank.oom is not None and rank.status == "live":
-        said = f"an allocation failed in {rank.oom.phase}, step {rank.oom.step:,}"
-    if len(view.frame.ranks) > 1 and any(each.goodbye is not None for each in view.frame.ranks):
-        first, cause = first_death(view.frame)
-        if cause is not None:
-            followed = rank.status == "ended" and first != rank.source
-            said = f"{cause} · then this one: {said}" if followed else cause
+    state = str(rank.status)
     if rank.goodbye is not None and rank.goodbye.reason == "finished":
         state = "finished"
     if view.paused and rank.status != "ended":
@@ -65,10 +51,9 @@ def heading(view: View) -> Heading:
         phase=rank.heartbeat.phase if rank.heartbeat and rank.status != "ended" else None,
         speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s and not rank.goodbye else "",
         state=state,
-        said=said,
         torch=hello.torch,
         device=device.name if device else None,
-        costs=cost.text if (cost := own_cost(rank.heartbeat)) is not None else "",
+        costs=cost.text if (cost := own_cost(rank.heartbeat)) is not None and cost.says_something else "",
     )
 
 
@@ -84,15 +69,13 @@ _STATES = {
 
 
 class Header(Panel):
-    """Title line, and a second line if there is a message."""
+    """Script, process, step, pace, state, and what gpumon costs."""
 
     TERMS = ("step", "it/s", "costs")
     can_focus = False
 
     def pick(self, view: View) -> Heading:
-        picked = heading(view)
-        self.set_class(bool(picked.said), "-said")
-        return picked
+        return heading(view)
 
     def draw(self, slice_: Heading, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return header_lines(slice_, width, glyphs)
@@ -129,9 +112,4 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
             break
     else:
         line = fit([(" ", ""), *state, (" ", ""), (head.name, "strong")], width)
-    said = (
-        fit([(f" {head.said}", role if head.state in ("silent", "ended", "finished") else "bad")], width)
-        if head.said
-        else EMPTY
-    )
-    return [line, said] if head.said else [line]
+    return [line]

@@ -1,0 +1,71 @@
+"""The state of the whole job in words, below the header of every screen. As high as its text, at most `MOST_ROWS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.answer import Answer, State, parts
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, cells, clip, words
+from gpumon.tui.view import View
+from gpumon.tui.widgets.panel import Panel
+
+MOST_ROWS = 5
+"""The longest sentence of an out-of-memory with its remedy needs so many at 80 columns."""
+
+INDENT = 7
+
+_ROLES: dict[State, str] = {
+    "out-of-memory": "bad", "ended": "warn", "will-not-fit": "bad", "leak": "warn", "tight": "warn", "unknown": "dim",
+    "ok": "good",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    state: State
+    head: str
+    text: str
+    do: str
+
+
+def stated(said: Answer) -> Stated:
+    return Stated(said.state, *parts(said))
+
+
+def answer_lines(said: Stated, width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """The state, what it is about, and in a row of its own what to do. With few rows the rest is cut, as the last."""
+    glyph = {"ok": glyphs.fits, "unknown": glyphs.silent, "ended": glyphs.ended, "out-of-memory": glyphs.ended}
+    role = _ROLES[said.state]
+    head = f" {glyph.get(said.state, glyphs.warning)} {said.head}  "
+    lines = _under(head, role, said.text, "strong", width)
+    if said.do:
+        lines += _under("   do  ", "good", said.do, "text", width)
+    if len(lines) > rows:
+        (head, role), (text, kind) = lines[rows - 1]
+        lines = [*lines[: rows - 1], ((head, role), (clip(f"{text} and more", width - cells(head) - 1), kind))]
+    return lines
+
+
+def _under(head: str, role: str, text: str, kind: str, width: int) -> list[Line]:
+    """`text` beside `head`. Its further rows begin below `do`'s text."""
+    filled = "x" * (cells(head) - INDENT)
+    (first,), *rest = words(filled + text, kind, width - INDENT - 1) or [((filled, kind),)]
+    return [((head, role), (first[0][len(filled) :], kind)), *(((" " * INDENT, ""), *row) for row in rest)]
+
+
+class AnswerLine(Panel):
+    CALM = True
+    can_focus = False
+
+    def pick(self, view: View) -> Stated:
+        picked = stated(view.answer)
+        height = self.app.size.height
+        rows = 1 if height < 12 else 2 if height < 20 else MOST_ROWS
+        lines = answer_lines(picked, max(20, self.app.size.width), rows, self.monitor.glyphs)
+        if self.styles.height is None or self.styles.height.value != len(lines):
+            self.styles.height = len(lines)
+        return picked
+
+    def draw(self, slice_: Stated, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return answer_lines(slice_, width, height, glyphs)
