@@ -15,7 +15,7 @@ from gpumon.analysis.job import ending, job
 from gpumon.analysis.job_findings import JobFinding
 from gpumon.analysis.pages import PAGES
 from gpumon.analysis.reports import DeviceReport, RankReport
-from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Peak
+from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Finding, Peak
 from gpumon.analysis.units import count, exact, pace, percent, size
 from gpumon.export.markup import Html, el, facts, table
 from gpumon.export.report_steps import parts, shown
@@ -316,7 +316,7 @@ def finding(each: JobFinding, subjects: Sequence[Subject]) -> Html:
     rank = next((one.rank for one in subjects if one.rank.source == each.sources[0]), None)
     pairs = [
         ("finding", found.code),
-        ("holder", found.holder or ""),
+        ("holder", _holder(found)),
         ("line", found.where or ""),
         ("since", _since(found.step, rank)),
         ("bytes", "" if found.bytes is None else size(found.bytes)),
@@ -329,9 +329,16 @@ def finding(each: JobFinding, subjects: Sequence[Subject]) -> Html:
     )
 
 
+def _holder(found: Finding) -> str:
+    """With its line; `Finding.where` is the line that made the bytes."""
+    if found.by is None:
+        return found.holder or ""
+    return found.by.text + (f" ({found.by.where})" if found.by.where else "")
+
+
 def _since(step: int | None, rank: RankFrame | None) -> str:
-    if step is None:
-        return "before the steps that are kept"
+    if step is None:  # not in the history
+        return ""
     steps = () if rank is None else (*rank.older, *rank.steps)
     closed = next((record.closed for record in steps if record.step >= step and record.closed is not None), None)
     at = "" if closed is None or rank is None else f", {clock(rank.unix_ns(closed.t_ns) / 1e9)}"

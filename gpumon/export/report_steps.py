@@ -128,9 +128,11 @@ def _phases(record: StepRecord, before: StepRecord | None, device: int, text: Te
     start = previous[-1].allocated if previous else None
     found: dict[str, list[Any]] = {}
     flags: dict[str, int] = {}
+    newest: dict[str, int] = {}  # phase → its last index: a merged one stands for those up to it
     for phase in record.on(device):
         row = found.setdefault(phase.phase, [text(phase.phase), 0, start, None, None, 0, None])
-        row[1] += 1
+        row[1] += phase.index - newest.get(phase.phase, -1) if phase.flags & wire.MERGED else 1
+        newest[phase.phase] = phase.index
         if phase.allocated_peak is not None:
             row[3] = max(row[3] or 0, phase.allocated_peak)
         row[4] = start = phase.allocated

@@ -95,7 +95,7 @@ def completing(**env: str) -> str:
 
 def test_the_shell_completes_verbs():
     verbs = completing(_GPUMON_COMPLETE="bash_complete", COMP_WORDS="gpumon re", COMP_CWORD="1")
-    assert verbs.split() == ["plain,record", "plain,replay"]
+    assert verbs.split() == ["plain,record", "plain,replay", "plain,report"]
 
 
 def test_the_shell_is_told_what_to_load():
