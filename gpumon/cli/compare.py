@@ -14,6 +14,7 @@ import msgspec
 
 from gpumon.cli import exits
 from gpumon.cli.printing import say, say_json
+from gpumon.cli.progress import working
 
 if TYPE_CHECKING:
     from gpumon.analysis.compare import Difference, RankSummary, Run, RunComparison
@@ -66,7 +67,11 @@ def command(before: str, after: str, as_json: bool, fail_above: float | None) ->
     """
     from gpumon.analysis.compare import compare
 
-    found = compare(_side(before), _side(after))
+    sides = []
+    for each in (before, after):
+        with working(f"reading {each}"):
+            sides.append(_side(each))
+    found = compare(*sides)
     if as_json:
         say_json(_stated(found))
     else:

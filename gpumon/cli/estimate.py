@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from gpumon.cli import exits
 from gpumon.cli.printing import say, say_json
+from gpumon.cli.progress import working
 
 if TYPE_CHECKING:
     from gpumon.analysis.estimate.comparing import Side
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 MOST = 1_000_000_000
 RANKS_MAX = 1 << 20
 PARAMETERS_MAX = 10**15
+SUFFIXES = {"k": 3, "m": 6, "b": 9, "t": 12}
+"""Letter → power of ten."""
+_NUMBER = re.compile(r"([+-]?)(\d[\d_,]*(?:\.\d+)?)(?:e\+?0*(\d{1,4})| ?([kmbt]))?", re.ASCII | re.IGNORECASE)
 
 
 def _read_optimizer(_: click.Context, __: click.Parameter, value: str | None) -> OptimizerChoice | None:
@@ -83,7 +88,7 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--loss", metavar="PKG.MODULE:FUNCTION", help="With --model: a function (output) → the loss [.loss, or sum]."
 )
-@click.option("--parameters", metavar="COUNT|SHAPES.JSON", help="A number of parameters, or {name: shape}.")
+@click.option("--parameters", metavar="COUNT|SHAPES.JSON", help="A number, such as 7e9 or 7B, or a file {name: shape}.")
 @click.option(
     "--compare", nargs=2, metavar="A B", help="Two models, layer by layer: configs, {name: shape}, PKG.MODULE:FACTORY."
 )
@@ -133,10 +138,11 @@ def command(
     \b
     gpumon estimate --config config.json --batch 8 --sequence 512 --device a100-40
     gpumon estimate --model train:make_model --input train:make_batch --batch 8
-    gpumon estimate --parameters 7500000000 --world-size 64 --zero 0..3
+    gpumon estimate --parameters 7.5B --world-size 64 --zero 0..3
 
-    Nothing is allocated and no GPU is needed. Your code runs only if you name it: PKG.MODULE:FACTORY. Exit code
-    0: it fits --device, or none was given. 1: it does not. 2: wrong arguments. 3: it could not be computed.
+    The first line is the answer. Nothing is allocated and no GPU is needed. Your code runs only if you name it:
+    PKG.MODULE:FACTORY. Exit code 0: it fits --device (of several stages: one does). 1: it does not. 2: wrong
+    arguments. 3: unknown, also without --device. --compare: 0.
     """
     from gpumon.analysis.estimate.model import NotAModel
     from gpumon.analysis.estimate.reading import OutOfBounds
@@ -149,10 +155,11 @@ def command(
     try:
         if compare:
             _compare(*compare, as_json)
-        elif parameters and re.fullmatch(r"[0-9_]*[0-9]", parameters):
-            _count(parameters.replace("_", ""), zero, device, as_json, how)
+        elif parameters and (count := _written_count(parameters)) is not None:
+            _count(count, zero, device, as_json, how)
         else:
-            subject = _subject(config, model, batch_factory, loss, parameters)
+            with working("building the model, without its memory"):
+                subject = _subject(config, model, batch_factory, loss, parameters)
             works = _workloads(subject, zero, how)
             if device is not None:
                 works = [replace(work, hardware=device.hardware) for work in works]
@@ -233,13 +240,16 @@ def _estimate(subject: Subject, works: list[Workload], device: TargetDevice | No
     from gpumon.analysis.estimate import report
     from gpumon.analysis.estimate.reading import OutOfBounds
     from gpumon.analysis.estimate.simulator import OutOfMemory
-    from gpumon.cli.user_code import clear_progress
+    from gpumon.cli.user_code import Traces
 
     try:
-        done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
+        with working("tracing on the meta device") as tell:
+            traces = getattr(subject, "began", None)
+            if isinstance(traces, Traces):
+                traces.tell = tell
+            done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
     except OutOfMemory:  # from a simulated device without a limit
         raise OutOfBounds("this would need more than 4 EiB; check the model, --batch and --sequence") from None
-    clear_progress()
     if as_json:
         from gpumon.cli.estimate_json import as_object
 
@@ -249,19 +259,38 @@ def _estimate(subject: Subject, works: list[Workload], device: TargetDevice | No
         from gpumon.cli.estimate_text import lines, stage_lines
 
         say("\n".join(lines(done[0]) if len(done) == 1 else stage_lines(done)))
-    if len(done) == 1 and done[0].limits is not None:
-        raise click.exceptions.Exit(exits.of(done[0].limits.fits))
+    from gpumon.analysis.answer import of_estimate
+    from gpumon.cli.estimate_answer import exit_code, of_stages
+
+    raise click.exceptions.Exit(exit_code(of_estimate(done[0]) if len(done) == 1 else of_stages(done, device)))
 
 
-def _count(written: str, zero: tuple[int, ...] | None, device: TargetDevice | None, as_json: bool, how: Any) -> None:
+def _written_count(text: str) -> int | None:
+    """A number of parameters as people write it: 7000000000, 7_000_000_000, 7e9, 7B, 350M. None: the path of a file.
+
+    Raises UsageError for one that no model has.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        if text[:1] in "+-0123456789" and "/" not in text and not text.endswith(".json"):
+            raise click.UsageError(f"{text!r} is no number, such as 7e9, 7B or 350M; write a file's path as ./{text}")
+        return None
+    sign, digits, exponent, suffix = match.groups()
+    power = int(exponent or 0) + (SUFFIXES[suffix.lower()] if suffix else 0)
+    count = Decimal(digits.replace("_", "").replace(",", "")).scaleb(power)
+    if sign == "-" or not 0 < count <= PARAMETERS_MAX:
+        raise click.UsageError(f"--parameters needs a number above 0 and up to {PARAMETERS_MAX:,}")
+    if count != int(count):
+        raise click.UsageError(f"{text!r} parameters are no whole number")
+    return int(count)
+
+
+def _count(count: int, zero: tuple[int, ...] | None, device: TargetDevice | None, as_json: bool, how: Any) -> None:
     """Estimate from the parameter count alone: bytes per rank by precision, optimizer and stage."""
     from gpumon.analysis.estimate import sharding
     from gpumon.analysis.estimate.workload import PRECISIONS
     from gpumon.cli import estimate_text
 
-    count = int(written) if len(written) <= 16 else PARAMETERS_MAX + 1
-    if not 0 < count <= PARAMETERS_MAX:
-        raise click.UsageError(f"--parameters needs a number above 0 and up to {PARAMETERS_MAX:,}")
     works = _workloads(None, zero, how)
     if how["precision"] is None:  # with ZeRO, the precision of its paper; else all of them
         named = ["fp16-master"] if zero else list(PRECISIONS)
@@ -278,13 +307,17 @@ def _count(written: str, zero: tuple[int, ...] | None, device: TargetDevice | No
             say_json(share_object(count, work, share, device))
     else:
         say("\n".join(estimate_text.share_lines(count, known, device)))
+    from gpumon.cli.estimate_answer import exit_code, of_shares
+
+    raise click.exceptions.Exit(exit_code(of_shares(known, device)))
 
 
 def _compare(first: str, second: str, as_json: bool) -> None:
     from gpumon.analysis.estimate.comparing import compare
     from gpumon.cli import estimate_text
 
-    done = compare(_side(first), _side(second))
+    with working("reading the models"):
+        done = compare(_side(first), _side(second))
     if as_json:
         from gpumon.cli.estimate_json import comparison_object
 

@@ -1,4 +1,4 @@
-"""The estimate as text, 80 columns wide."""
+"""The estimate as text: the answer on the first line, and below it 80 columns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpumon.analysis.estimate.sharding import RankShare
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.types import OWNERS
 from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, size, unit_for
+from gpumon.cli.estimate_answer import named, of_shares, of_stages, row_name
 
 NAME, FIGURE = 13, 11
 TITLE = 46
@@ -23,7 +24,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     model, work = expected.model, expected.work
     frozen = model.count - model.trained_count
     trained = f", {count(model.trained_count)} of them trained" if frozen else ""
-    yield from _wrapped(line(of_estimate(done)))
+    yield line(of_estimate(done))
     yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
     yield from _how(work, expected.played.has_tokens, expected.played.forward)
     yield ""
@@ -59,7 +60,7 @@ def _floor(done: EstimateReport) -> str:
     text = f"floor   {size(done.floor.reserved + done.context)} with batch 1{tokens}"
     if done.device is None or done.limits is None:
         return text
-    return f"{text}: {'fits' if done.limits.floor_fits else 'does not fit'} {_named(done.device)}"
+    return f"{text}: {'fits' if done.limits.floor_fits else 'does not fit'} {named(done.device)}"
 
 
 def _need(done: EstimateReport) -> Iterator[str]:
@@ -72,10 +73,6 @@ def _need(done: EstimateReport) -> Iterator[str]:
     yield f"peak    {size(high.peak)} allocated, in {high.phase}{first}"
     if kept := done.expected.played.kv_cache:
         yield f"keys    {size(kept)} of it are keys and values kept"
-
-
-def _named(device: TargetDevice) -> str:
-    return f"{device.name} ({size(device.total)})" if size(device.total) != device.name else device.name
 
 
 def _table(done: EstimateReport) -> Iterator[str]:
@@ -105,7 +102,8 @@ def _row(name: str, values: Sequence[int], unit: Unit, source: str) -> str:
 
 def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
     """Several ZeRO stages, one row each: the maximum of every line, and the total peak."""
-    first = done[0].expected
+    first, device = done[0].expected, done[0].device
+    yield line(of_stages(done, device))
     yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
     yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward)
     yield ""
@@ -119,7 +117,8 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
         figures = [*(lines_of[name] for name in names), each.expected.peak]
         text = "".join((in_unit(value, unit) if value else "–").rjust(_STAGE) for value in figures)
         stage = each.expected.work.zero
-        yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}"
+        fits = "" if device is None else "  fits" if each.expected.played.fits(device.budget) else "  does not fit"
+        yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}{fits}"
     yield ""
     yield "Each line at its highest on a rank, not all at one moment. ZeRO 3 is FSDP."
 
@@ -143,7 +142,7 @@ def _limits(done: EstimateReport) -> Iterator[str]:
     if limits is None or device is None:
         return
     verdict = "fits" if limits.fits else "does not fit"
-    yield f"{_named(device)}, of which a context takes {size(device.context)} (assumed): {verdict}"
+    yield f"{named(device)}, of which a context takes {size(device.context)} (assumed): {verdict}"
     most = []
     if limits.floor_fits and limits.batch is not None:
         tokens = f" of {count(work.kv_cache or work.sequence)} tokens" if done.expected.played.has_tokens else ""
@@ -187,16 +186,16 @@ def share_lines(
     work = known[0][0]
     what = "inference" if work.inference else work.optimizer.name
     ranks = f"{work.world_size} ranks, bytes of each" if work.world_size > 1 else "one rank"
+    yield line(of_shares(known, device))
     yield f"{count(parameters)} parameters · {what} · {ranks}"
     yield ""
     unit = unit_for(max(share.total for _, share in known))
     heading = "".join(name.rjust(FIGURE - 1) for name in ("weights", "gradients", "optimizer", "sum"))
     yield f"{unit.name:<18}{heading}{'B/parameter':>13}"
     for work, share in known:
-        stage = f", ZeRO {work.zero}" if work.world_size > 1 else ""
         figures = (share.weights + share.casts, share.gradients, share.optimizer, share.total)
         text = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE - 1) for value in figures)
-        text = f"{work.precision.name + stage:<18}{text}{share.total / parameters:>13.4g}"
+        text = f"{row_name(work):<18}{text}{share.total / parameters:>13.4g}"
         fits = "" if device is None else "fits" if share.total <= device.budget else "does not fit"
         yield f"{text}  {fits}".rstrip()
     yield ""
@@ -208,6 +207,12 @@ def share_lines(
 
 def comparison_lines(done: ParameterComparison, first: str, second: str) -> Iterator[str]:
     """Parameters of either model by layer."""
+    more = done.second - done.first
+    yield (
+        f"B has {count(abs(more))} parameters {'more' if more > 0 else 'less'} than A"
+        if more
+        else f"A and B have the same number of parameters, {count(done.first)}"
+    )
     yield f"parameters by layer: A {first}"
     yield f"                     B {second}"
     yield ""

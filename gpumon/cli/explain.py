@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from gpumon.cli.printing import say, say_json
+from gpumon.cli.progress import working
 
 if TYPE_CHECKING:
     from gpumon.analysis.diagnosis.explaining import Known
@@ -82,10 +83,12 @@ def command(
 
     if last and _killed(as_json):
         return
-    tensors, heads = _tensors(parameters, config, model)
+    with working("building the model, without its memory"):
+        tensors, heads = _tensors(parameters, config, model)
     known = Known(tensors, optimizer, batch, sequence, heads)
     try:
-        reports = _reports(text, log, session, last, known)
+        with working(f"reading {log or session or ('the last report' if last else 'the message')}"):
+            reports = _reports(text, log, session, last, known)
     except ValueError as reason:  # an unknown optimizer
         raise click.UsageError(str(reason)) from None
     _print(reports, as_json)

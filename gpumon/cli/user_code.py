@@ -7,8 +7,8 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
-import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _OURS = (str(Path(__file__).parents[1]), "<frozen ")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
-PROGRESS_AFTER_SECONDS = 0.5
 _TOLD = (click.ClickException, click.exceptions.Exit, NotAModel)
 """Reported as one sentence: no failure of the user."""
 
@@ -43,7 +42,6 @@ class TheirFailure:
     ) -> None:
         if not isinstance(failure, (Exception, SystemExit)) or isinstance(failure, _TOLD):
             return
-        clear_progress()
         say("".join(_trimmed(failure)), nl=False, err=True)
         raise click.exceptions.Exit(exits.UNKNOWN) from None
 
@@ -99,11 +97,10 @@ def need(option: str, *packages: str) -> None:
 def config_subject(option: str, config: Path) -> FromConfig:
     """The model of a config.json, built by transformers. Raises NotAModel."""
     need(option, "torch", "transformers")
-    progress = Progress("importing transformers")
     from gpumon.analysis.estimate import from_config
 
     subject = from_config.load(config)
-    subject.began = progress
+    subject.began = Traces()
     return subject
 
 
@@ -119,29 +116,16 @@ def module_subject(model: str, batch_factory: str | None, loss: str | None) -> F
         made = from_module.on_meta(factory)
     if not from_module.is_module(made):
         raise click.UsageError(f"{model} returned a {type(made).__name__}, not a torch.nn.Module")
-    return from_module.FromModule(made, factory, batches, measure, Progress())
+    return from_module.FromModule(made, factory, batches, measure, Traces())
 
 
-class Progress:
-    """A progress line on a terminal's stderr; every remedy and limit is a trace."""
+class Traces:
+    """Says which workload is traced; every remedy and every limit is a trace."""
 
-    def __init__(self, first: str = "") -> None:
-        self._began, self._traces = time.monotonic(), 0
-        if first:
-            self._say(first)
+    def __init__(self) -> None:
+        self.tell: Callable[[str], None] = lambda _: None
+        self._count = 0
 
     def __call__(self, work: Workload) -> None:
-        self._traces += 1
-        if time.monotonic() - self._began > PROGRESS_AFTER_SECONDS:
-            self._say(f"tracing on the meta device: trace {self._traces}, batch {work.batch}")
-
-    @staticmethod
-    def _say(text: str) -> None:
-        if sys.stderr.isatty():
-            clear_progress()
-            say(text, nl=False, err=True)
-
-
-def clear_progress() -> None:
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[2K", nl=False, err=True)
+        self._count += 1
+        self.tell(f"tracing on the meta device: trace {self._count}, batch {work.batch}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumon.cli.printing import say, say_json
+from gpumon.cli.progress import working
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def command(
     if change == plain:
         changes = tuple(c if not c.zero else Change(zero=c.zero, ranks=ranks) for c in USUAL)
     try:
-        found = asked_of(link.replay(session), changes, rank)
+        with working(f"reading {session}"):
+            found = asked_of(link.replay(session), changes, rank)
     except link.LinkError as error:
         raise click.ClickException(str(error)) from error
     if found is None:

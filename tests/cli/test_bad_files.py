@@ -181,7 +181,7 @@ def test_what_came_from_a_file_a_name_or_an_argument_cannot_act_on_the_terminal(
     done = call("explain", "--log", log, "--parameters", shapes, "--json")
     assert done.exit_code == 0
     assert call("explain", "-", stdin=log.read_bytes()).exit_code == 0
-    assert call("estimate", "--parameters", shapes).exit_code == 0
+    assert call("estimate", "--parameters", shapes).exit_code == 3  # whether it fits was not asked
     assert call("estimate", "--compare", shapes, shapes).exit_code == 0
     recording = tmp_path / f"session{HARM}.gpumon"
     recording.write_bytes((DATA / "json-example.gpumon").read_bytes()[:-5])
