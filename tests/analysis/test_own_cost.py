@@ -33,7 +33,7 @@ def test_a_heartbeat_tells_it_in_millionths() -> None:
 
 
 def test_a_limit_that_says_nothing_is_not_shown() -> None:
-    """In the first seconds all steps are read: the limit, six times what was seen, would frighten, and is not a cost."""
+    """In the first seconds all steps are read: the limit, six times what was seen, would frighten."""
     assert OwnCost(0.09, None).says_something
     assert not OwnCost(0.11, None).says_something
     assert OwnCost(0.3, 0.1).says_something
