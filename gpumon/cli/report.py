@@ -24,7 +24,7 @@ PATIENCE_S = 5.0
 
 
 @click.command("report")
-@click.argument("source", metavar="FILE|PID|NAME")
+@click.argument("source", metavar="FILE|PID|NAME|ENDPOINT")
 @click.option("-o", "--output", metavar="PAGE", help="Where to write the page; - for stdout. Default: FILE, as .html.")
 def command(source: str, output: str | None) -> None:
     """Write one HTML page of a run: answer, peaks by step, findings, breakdown, estimate, machine.
@@ -70,7 +70,7 @@ def _made(source: str) -> bytes:
 
 def _is_file(source: str) -> bool:
     """A path, or what looks like one: the sentence is then about the file."""
-    return Path(source).exists() or os.sep in source or source.endswith(".gpumon")
+    return "://" not in source and (Path(source).exists() or os.sep in source or source.endswith(".gpumon"))
 
 
 def _replay(path: Path, store: SessionStore) -> str:

@@ -33,9 +33,9 @@
     return (value < 0 ? "−" : sign && value > 0 ? "+" : "") + figure + " " + UNITS[unit];
   }
 
-  function duration(seconds) {
+  function duration(seconds) { // as gpumon.analysis.units.duration, of whole microseconds
     if (seconds === null) return "n/a";
-    if (seconds < 0.9995e-3) return (seconds * 1e6).toFixed(0) + " µs";
+    if (seconds < 1e-3) return (seconds * 1e6).toFixed(0) + " µs";
     if (seconds < 0.9995) return seconds * 1e3 < 9.95 ? (seconds * 1e3).toFixed(1) + " ms" : (seconds * 1e3).toFixed(0) + " ms";
     return seconds < 9.995 ? seconds.toFixed(2) + " s" : seconds.toFixed(0) + " s";
   }

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -68,6 +69,13 @@ def made(recording: Path) -> Path:
     done = report(recording)
     assert done.exit_code == 0, done.output
     return recording.with_suffix(".html")
+
+
+class Steady(Run):
+    """A long run is made faster if each step's reserved is the same."""
+
+    def reserved(self, step: int) -> int:
+        return 2 * GIB
 
 
 class Page(HTMLParser):
@@ -262,8 +270,8 @@ def test_a_part_of_a_bar_has_its_letter_if_there_is_room(record: Record) -> None
 
 
 def test_of_a_long_run_two_thousand_steps_are_shown_and_the_highest_is_among_them(record: Record) -> None:
-    high = 1_717
-    run = Run(activations=lambda step: (700 if step == high else 300 + step % 7) * MIB)
+    high = 1_716  # the first of two neighbours
+    run = Steady(activations=lambda step: (700 if step == high else 300 + step % 7) * MIB)
     page = read(record(run.stream(4_000)))
     assert 2_000 <= len(page.steps) <= 2_002
     assert max(page.steps, key=lambda step: step[2])[:3:2] == [high, run.peak(high)]
@@ -275,7 +283,7 @@ def test_of_a_long_run_two_thousand_steps_are_shown_and_the_highest_is_among_the
 def test_a_page_beyond_two_megabytes_is_thinned_further(record: Record) -> None:
     def many_phases() -> Iterator[wire.Received]:
         seq = 0
-        for received in Run().stream(2_100):
+        for received in Steady().stream(2_100):
             events = [received.event]
             if isinstance(received.event, wire.Phase) and received.event.phase == "between":
                 events = [msgspec.structs.replace(received.event, phase=f"part {n}") for n in range(24)]
@@ -289,7 +297,7 @@ def test_a_page_beyond_two_megabytes_is_thinned_further(record: Record) -> None:
 
 
 def test_with_many_ranks_each_keeps_fifty_steps(record: Record) -> None:
-    ranks = [Run(rank=n, world_size=45, run_id="j", nonce=f"n{n}", pid=4000 + n) for n in range(45)]
+    ranks = [Steady(rank=n, world_size=45, run_id="j", nonce=f"n{n}", pid=4000 + n) for n in range(45)]
     page = read(record(*(run.stream(60) for run in ranks)))
     assert {50 <= len(line["steps"]) <= 52 for line in page.data["timelines"]} == {True}
     assert len(page.data["timelines"]) == 45
@@ -379,6 +387,32 @@ def test_the_page_follows_the_umask(record: Record, tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert page.stat().st_mode & 0o777 == 0o640
+
+
+# ---------------------------------------------------------------------------------------------------- a running job
+
+
+def test_a_running_job_is_reported_with_all_its_ranks() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="gm"))  # short enough for a socket's path
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder)}
+    script = str(Path(__file__).with_name("speaking_ranks.py"))
+    ranks = subprocess.Popen([sys.executable, script, str(MIB)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert ranks.stdout is not None
+        ranks.stdout.readline()
+        command = [sys.executable, "-m", "gpumon", "report", "grow.py", "-o", str(folder / "now.html")]
+        begun = False
+        while not begun:
+            subprocess.run(command, env=env, check=True, capture_output=True, timeout=120)
+            page = Page((folder / "now.html").read_text())
+            begun = all(line is not None and len(line["steps"]) > 5 for line in page.data["timelines"])
+    finally:
+        ranks.communicate(b"")
+        shutil.rmtree(folder)
+    assert "made this page of a running job" in page.text
+    assert len(page.data["timelines"]) == 2
+    for stated in ("rank 0 · cpu", "rank 1 · cpu", "live", "missing"):
+        assert stated in page.text
 
 
 # ------------------------------------------------------------------------------------------------------- in a browser
@@ -569,3 +603,16 @@ def test_a_finding_opens_with_its_documentation(browser: Browser, record: Record
     assert "what it means" not in browser.text("main > details")
     browser.click("main > details > details > summary")
     assert "what it means" in browser.text("main > details")
+
+
+@needs_browser
+def test_without_javascript_all_but_the_timeline_is_there(browser: Browser, record: Record) -> None:
+    page = made(record(*(Run(rank=n, world_size=2, run_id="j", nonce=f"n{n}", pid=4000 + n).stream(8) for n in (0, 1))))
+    browser.emulate("setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(page)
+        text = browser.text("main")
+    finally:
+        browser.emulate("setScriptExecutionDisabled", value=False)
+    for stated in ("UNKNOWN", "rank 0 · cuda:0", "rank 1 · cuda:0", "The timeline needs JavaScript.", "pid"):
+        assert stated in text
