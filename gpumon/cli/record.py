@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+import time
+from collections import deque
 from pathlib import Path
 
 import click
 
 from gpumon import link
+from gpumon.analysis.units import duration, size
+from gpumon.analysis.units import steps as counted
+from gpumon.cli import progress
 from gpumon.cli.budget_sender import BudgetSender
-from gpumon.cli.printing import say
+from gpumon.cli.printing import harmless, say
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
 _FLUSH_S = 0.25  # `kill -9` of this command may lose this much
+_SHOWN_S = 1.0
+_RATE_OF = 10  # the rate is over so many of those
 
 
 @click.command("record")
@@ -30,13 +39,76 @@ def command(force: bool, file: Path, target: str | None) -> None:
     try:
         descriptors = link.resolve(target)
         with link.Recording(file, force=force) as recording:
-            asyncio.run(_record(descriptors, recording))
+            status = Status(descriptors, recording)
+            try:
+                asyncio.run(_record(descriptors, recording, status))
+            finally:
+                status.clear()
     except link.LinkError as error:
         raise click.ClickException(str(error)) from None
-    say(f"{file}: {recording.messages:,} messages, {recording.nbytes / 1024:,.0f} KiB", err=True)
+    say(status.end(), err=True)
 
 
-async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording) -> None:
+class Status:
+    """What is recorded, how much and how fast: one line at the start and at the end; on a terminal also between."""
+
+    def __init__(self, descriptors: tuple[Descriptor, ...], recording: link.Recording) -> None:
+        first, more = descriptors[0], len(descriptors) - 1
+        others = f" and {more} more" if more else ""
+        self._what = f"{first.name} (pid {first.pid}{others})"
+        self._recording = recording
+        self._began = time.monotonic()
+        self._sizes: deque[tuple[float, int]] = deque(maxlen=_RATE_OF + 1)
+        self._steps: dict[str, int] = {}  # newest, by rank
+        self._recorded = 0
+        self._shown = False
+
+    def take(self, received: wire.Received) -> None:
+        if isinstance(received.event, wire.Step):
+            self._steps[received.source] = received.event.step
+            self._recorded += 1
+
+    def begin(self) -> None:
+        say(f"recording {self._what} to {self._recording.path}; ctrl-c stops it", err=True)
+
+    def line(self, now: float) -> str:
+        """ "recording train.py (pid 812): 3.75 MiB, 21.4 KiB/s, step 1,776"."""
+        nbytes = self._recording.nbytes
+        self._sizes.append((now, nbytes))
+        before, then = self._sizes[0]
+        rate = f", {size(round((nbytes - then) / (now - before)))}/s" if now > before else ""
+        step = f", step {max(self._steps.values()):,}" if self._steps else ", no step yet"
+        return f"recording {self._what}: {size(nbytes)}{rate}{step}"
+
+    def show(self) -> None:
+        text = harmless(self.line(time.monotonic()))
+        columns = _columns()
+        if len(text) >= columns:  # a line that wraps cannot be overwritten
+            text = text[: columns - 2] + "…"
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
+        self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            self._shown = False
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    def end(self) -> str:
+        recording = self._recording
+        took = duration(time.monotonic() - self._began)
+        return f"{recording.path}: {counted(self._recorded)}, {size(recording.nbytes)} in {took}"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording, status: Status) -> None:
     """Until the job ends or a signal stops it. Raises LinkError."""
     pids = {descriptor.pid for descriptor in descriptors}
     budgets = BudgetSender(descriptors)
@@ -44,9 +116,12 @@ async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, enough.set)
-    say(f"recording {', '.join(str(pid) for pid in sorted(pids))}; ctrl-c stops it", err=True)
-    ends = [asyncio.create_task(_agents(descriptors, recording, pids, budgets)), asyncio.create_task(enough.wait())]
+    status.begin()
+    agents = _agents(descriptors, recording, pids, budgets, status)
+    ends = [asyncio.create_task(agents), asyncio.create_task(enough.wait())]
     beside = [asyncio.create_task(_host(recording, pids, budgets)), asyncio.create_task(_flush(recording))]
+    if progress.shown():
+        beside.append(asyncio.create_task(_show(status)))
     try:
         done, _ = await asyncio.wait([*ends, *beside], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -58,11 +133,16 @@ async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording
 
 
 async def _agents(
-    descriptors: tuple[Descriptor, ...], recording: link.Recording, pids: set[int], budgets: BudgetSender
+    descriptors: tuple[Descriptor, ...],
+    recording: link.Recording,
+    pids: set[int],
+    budgets: BudgetSender,
+    status: Status,
 ) -> None:
     async with contextlib.aclosing(link.subscribe(descriptors)) as stream:
         async for received in stream:
             recording.write(received)
+            status.take(received)
             budgets.take(received)
             if isinstance(received.event, wire.Hello):
                 pids.add(received.event.pid)
@@ -82,3 +162,9 @@ async def _flush(recording: link.Recording) -> None:
     while True:
         await asyncio.sleep(_FLUSH_S)
         recording.flush()
+
+
+async def _show(status: Status) -> None:
+    while True:
+        await asyncio.sleep(_SHOWN_S)
+        status.show()

@@ -1,0 +1,94 @@
+"""What `gpumon record` says while it records: what, how much, how fast."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpumon import link
+from gpumon.cli.record import Status
+from gpumon_agent import wire
+from gpumon_agent.endpoint import Descriptor
+
+Start = Callable[..., Any]
+
+
+class Written:
+    """A recording of so many bytes."""
+
+    path = Path("run.gpumon")
+    nbytes = 0
+
+
+def status(count: int = 1) -> tuple[Status, Written]:
+    ranks = tuple(Descriptor(7 + i, 0, "", "", f"{i}", "train.py", "here", ()) for i in range(count))
+    written = Written()
+    return Status(ranks, written), written  # type: ignore[arg-type]
+
+
+def test_the_line_has_name_size_step_and_the_rate_of_the_last_ten_seconds() -> None:
+    line, written = status()
+    assert line.line(0.0) == "recording train.py (pid 7): 0 B, no step yet"
+    line.take(wire.Received("a", 0, wire.Step(1233, 1, 1)))
+    written.nbytes = 1024 * 1024
+    for second in range(1, 11):
+        said = line.line(float(second))
+    assert said == "recording train.py (pid 7): 1.00 MiB, 102.4 KiB/s, step 1,233"
+    assert line.line(11.0) == "recording train.py (pid 7): 1.00 MiB, 0 B/s, step 1,233"
+
+
+def test_ranks_are_counted() -> None:
+    assert status(4)[0].line(0.0).startswith("recording train.py (pid 7 and 3 more): ")
+
+
+def test_a_pipe_gets_a_line_at_the_start_and_one_at_the_end(tmp_path: Path, start: Start) -> None:
+    agent = start(name="train.py")
+    agent.ask("steps 20")
+    path = tmp_path / "a.gpumon"
+    command = [sys.executable, "-m", "gpumon", "record", str(path), str(agent.pid)]
+    recorder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(1.3)  # a line a second would be seen
+    recorder.send_signal(signal.SIGINT)
+    said = recorder.communicate(timeout=60)[1].splitlines()
+    assert said[0] == f"recording train.py (pid {agent.pid}) to {path}; ctrl-c stops it"
+    assert re.fullmatch(rf"{path}: 20 steps, [\d.]+ KiB in [\d.]+ s", said[1])
+    assert len(said) == 2
+    assert len([r for r in link.replay(path) if isinstance(r.event, wire.Step)]) == 20
+
+
+def test_a_terminal_gets_a_line_that_is_written_over_and_cleared(tmp_path: Path, start: Start) -> None:
+    agent = start(name="train.py")
+    agent.ask("steps 20")
+    path = tmp_path / "a.gpumon"
+    master, slave = os.openpty()
+    command = [sys.executable, "-m", "gpumon", "record", str(path), str(agent.pid)]
+    recorder = subprocess.Popen(command, stderr=slave, env={**os.environ, "TERM": "xterm"})
+    os.close(slave)
+
+    def read(pattern: str) -> str:
+        said, end = "", time.monotonic() + 60
+        while not re.search(pattern, said):
+            assert time.monotonic() < end, said
+            if select.select([master], [], [], 0.1)[0]:
+                said += os.read(master, 65536).decode()
+        return said
+
+    said = read(r"step 19.*step 19")  # twice: it is refreshed
+    assert re.search(rf"\r\x1b\[2Krecording train\.py \(pid {agent.pid}\): [\d.]+ KiB, [\d.]+ K?i?B/s, step 19", said)
+    assert said.count("\n") == 1
+    recorder.send_signal(signal.SIGINT)
+    assert re.search(r"\r\x1b\[2K[^\r]*a\.gpumon: 20 steps", read(r"20 steps, .* s"))
+    assert recorder.wait(60) == 0
+    os.close(master)
