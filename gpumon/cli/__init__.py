@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
     "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
     "doctor": ("gpumon.cli.doctor", "Show what gpumon finds on this machine, and what is missing."),
+    "completion": ("gpumon.cli.completion", "Print what bash, zsh or fish needs for tab completion."),
 }
 """Verb → the module with its `command`, and its help line (here, so that help imports no verb)."""
 
