@@ -8,6 +8,7 @@ import sys
 import click
 
 from gpumon.cli import native_reader
+from gpumon.cli.command_words import own_options_only
 from gpumon.cli.printing import say
 from gpumon_agent.shim import launch
 
@@ -33,6 +34,7 @@ def command(name: str | None, track_cpu: bool, command: tuple[str, ...]) -> None
     process that the command starts, and becomes active in those that train. It uses PYTHONPATH, so interpreters
     started with -I, -E or -S have no agent.
     """
+    own_options_only(command)
     with contextlib.suppress(native_reader.NotBuilt):  # `gpumon doctor` says why
         native_reader.build(again=False)
     try:

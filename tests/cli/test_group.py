@@ -100,3 +100,57 @@ def test_the_shell_completes_verbs():
 
 def test_the_shell_is_told_what_to_load():
     assert "_GPUMON_COMPLETE=zsh_complete gpumon" in completing(_GPUMON_COMPLETE="zsh_source")
+
+
+def test_bash_completes_verbs_and_options_with_what_completion_prints(tmp_path):
+    (tmp_path / "gpumon").write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{ENTRY}" "$@"\n')
+    (tmp_path / "gpumon").chmod(0o755)
+    script = """eval "$(gpumon completion bash)" && complete -p gpumon
+        for words in "gpumon rec" "gpumon ls --wa"; do
+            COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            COMPREPLY=(); _gpumon_completion gpumon; echo "${COMPREPLY[@]}"
+        done"""
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={"PATH": path}, timeout=300)
+    assert done.stdout.splitlines()[1:] == ["record", "--watch"], done.stderr
+    assert done.stderr == ""
+
+
+ENTRY = "from gpumon.cli import main; main(prog_name='gpumon')"
+
+
+@pytest.mark.parametrize(
+    ("shell", "part"), [("zsh", "compdef _gpumon_completion gpumon"), ("fish", "complete --no-files")]
+)
+def test_other_shells_are_told_what_to_load(shell, part):
+    shown = gpumon("completion", shell)
+    assert (shown.returncode, part in shown.stdout, shown.stderr) == (0, True, "")
+
+
+def test_a_shell_that_is_not_known_is_told_the_known_ones():
+    shown = gpumon("completion", "tcsh")
+    assert shown.returncode == 2
+    assert shown.stderr.endswith("'tcsh' is not one of 'bash', 'zsh', 'fish'.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--help-me",), "No such option '--help-me'. Did you mean '--help'?"),
+        (("--nmae", "x", "train.py"), "No such option '--nmae'. Did you mean '--name'?"),
+        (("--nmae=x", "train.py"), "No such option '--nmae'. Did you mean '--name'?"),
+        (("--track-cpu", "-z", "train.py"), "No such option '-z'."),
+        (("--", "--help-me"), "No such option '--help-me'. Did you mean '--help'?"),
+    ],
+)
+def test_an_option_that_run_has_not_is_answered_by_gpumon(words, said):
+    shown = gpumon("run", *words)
+    assert shown.returncode == 2
+    assert shown.stderr.splitlines()[-1] == f"Error: {said}"
+    assert shown.stderr.startswith("Usage: python -m gpumon run ")
+
+
+@pytest.mark.parametrize("before", [(), ("-u",), ("--check-hash-based-pycs", "default")])
+def test_python_s_own_options_are_passed_on(before):
+    shown = gpumon("run", *before, "-c", "print(1)")
+    assert (shown.returncode, shown.stdout) == (0, "1\n"), shown.stderr
