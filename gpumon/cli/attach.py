@@ -6,24 +6,24 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpumon.cli.printing import say
+from gpumon.cli import screen
+from gpumon.cli.printing import say, say_only_ascii
 
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
-    from gpumon.link import DiscoveredJob
     from gpumon.tui.app import MonitorApp, Options
-    from gpumon.tui.feed import JobChoice
     from gpumon_agent.endpoint import Descriptor
-
-NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
 
 COLLECTED_AFTER = 50_000
 """New objects until the screen looks for garbage: few are any, and to look costs up to 2 % of a core with 64 ranks."""
+
+ANSWERS_IN_S = 5.0
+"""How long an agent is waited for whose rank is not known."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,55 +63,75 @@ def command(
 ) -> None:
     """Watch a training process that carries the agent (gpumon run …, or gpumon_agent.watch in its code).
 
-    Without an argument: the only job, with all ranks of a torchrun. Quitting never affects the training.
+    Without an argument: the only job, with all ranks of a torchrun. Quitting never affects the training. In a pipe, or
+    with TERM=dumb, it prints one picture, as --once does.
     """
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for need --json: the screen stays until you quit it")
-    if wait and not as_json and not once:
-        need_a_terminal(NO_TERMINAL)
+    once = once or not (as_json or screen.usable())
     from gpumon import link
 
     find = _await if wait else link.resolve  # call it once: the process may end, but its past is still shown
     if as_json:
         from gpumon.cli.attach_json import attach_json
 
-        raise click.exceptions.Exit(attach_json(lambda: find(target), rank, once, steps, seconds))
-    choices: Sequence[DiscoveredJob] = ()
+        raise click.exceptions.Exit(attach_json(lambda: having(find(target), rank), rank, once, steps, seconds))
+    look = options(light, ansi, plain, rank)
+    if once and look.ascii:
+        say_only_ascii()
     descriptors: tuple[Descriptor, ...] = ()
     try:
-        descriptors = find(target)
-    except link.SeveralJobs as error:
+        descriptors = having(find(target), rank)
+    except link.SeveralJobs as error:  # the Home screen shows them
         if once:
             raise click.ClickException(sentence(str(error))) from error
-        choices = error.jobs
     except link.LinkError as error:
         raise click.ClickException(sentence(str(error))) from error
-    if rank is not None and descriptors and not any(d.rank in (rank, None) for d in descriptors):
-        there = ", ".join(str(d.rank) for d in descriptors)
-        raise click.ClickException(f"There is no rank {rank} in this job; it has {there}.")
-    look = options(light, ansi, plain, rank)
     if once:
         from gpumon.tui.once import print_live
 
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
-    need_a_terminal(NO_TERMINAL)
     gc.disable()  # until the imports are done: none of it is garbage
     from gpumon.cli.budget_sender import BudgetSender
+    from gpumon.cli.home_jobs import machine
     from gpumon.tui.app import MonitorApp
 
     budgets = BudgetSender(descriptors)
-    known = [*descriptors, *(descriptor for job in choices for descriptor in job.descriptors)]
+    known = {descriptor.nonce: descriptor for descriptor in descriptors}
     feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
-        choices=_choices(choices),
-        host=lambda pids: budgets.beside(this_machine(seen_here(known, pids))),
+        machine=machine(lambda met: known.update({each.nonce: each for each in met})),
+        host=lambda pids: budgets.beside(this_machine(seen_here(known.values(), pids))),
         seen=budgets.seen,
         asker=link.Asker(descriptors),
         options=look,
         watch_terminal=True,
     )
     raise click.exceptions.Exit(run(app))
+
+
+def having(descriptors: tuple[Descriptor, ...], rank: int | None) -> tuple[Descriptor, ...]:
+    """All of them, if one is this rank or may become it. Raises click's error.
+
+    The agent of a process without a rank in its descriptor is asked. It has none, or will know it later (one of several
+    that multiprocessing started), or the descriptor was not read (an endpoint elsewhere).
+    """
+    if rank is None or any(descriptor.rank == rank for descriptor in descriptors):
+        return descriptors
+    from gpumon import link
+
+    found = {each.rank for each in descriptors if each.rank is not None}
+    for each in link.glance([each for each in descriptors if each.rank is None], ANSWERS_IN_S):
+        if each.hello is not None and each.hello.rank is not None:
+            found.add(each.hello.rank)
+        elif len(descriptors) > 1 or each.descriptor.spawned or (each.hello is None and not each.descriptor.pid):
+            return descriptors
+    if rank in found:
+        return descriptors
+    there = ", ".join(map(str, sorted(found)))
+    has = f"its ranks are {there}" if len(found) > 1 else f"its only rank is {there}" if found else "it has no ranks"
+    raise click.ClickException(f"There is no rank {rank} in this job: {has}.")
 
 
 def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Options:
@@ -145,28 +165,17 @@ def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
     return Sampler(pids)
 
 
-def seen_here(known: Iterable[Descriptor], pids: Callable[[], Collection[int]]) -> Callable[[], list[int]]:
-    """`pids` without those in another pid namespace, which are other processes here."""
+def seen_here(known: Collection[Descriptor], pids: Callable[[], Collection[int]]) -> Callable[[], list[int]]:
+    """`pids` without those in another pid namespace, which are other processes here. `known` may grow."""
     from gpumon_agent.endpoint import pid_namespace
 
     here = pid_namespace()
-    foreign = {descriptor.pid for descriptor in known if descriptor.pid_ns not in ("", here)}
-    return lambda: [pid for pid in pids() if pid not in foreign]
 
+    def seen() -> list[int]:
+        foreign = {descriptor.pid for descriptor in known if descriptor.pid_ns not in ("", here)}
+        return [pid for pid in pids() if pid not in foreign]
 
-def _choices(jobs: Sequence[DiscoveredJob]) -> list[JobChoice]:
-    from gpumon import link
-    from gpumon.tui.feed import JobChoice
-
-    def choice(job: DiscoveredJob) -> JobChoice:
-        ranks = f"{len(job.descriptors)} ranks, " if len(job.descriptors) > 1 else ""
-        return JobChoice(
-            job.name,
-            ranks + job.pids,
-            lambda: link.subscribe_batches(job.descriptors, follow=True),
-        )
-
-    return [choice(job) for job in jobs]
+    return seen
 
 
 def _await(target: str | None) -> tuple[Descriptor, ...]:

@@ -50,8 +50,6 @@ def run(
 ) -> int:
     """Prints until every rank has ended or a limit is reached. Returns the exit code."""
     wanted = [target for target in targets if rank is None or target.rank in (rank, None)]
-    if not wanted:
-        return _sorry(f"no rank {rank} in this job; it has {', '.join(str(t.rank) for t in targets)}")
     until = Until(once=once, steps=steps, seconds=seconds, ranks=len(wanted))
     return print_objects(lambda: _live(wanted), Objects(rank=rank), until)
 

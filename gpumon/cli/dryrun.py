@@ -17,7 +17,9 @@ import click
 
 from gpumon.cli import exits
 from gpumon.cli.attach import looks
-from gpumon.cli.printing import say
+from gpumon.cli.command_words import own_options_only
+from gpumon.cli.printing import say, say_only_ascii
+from gpumon.cli.progress import working
 from gpumon.virtual_gpu.profiles import DEVICES
 from gpumon_agent.shim import launch
 
@@ -62,7 +64,7 @@ INTERRUPTED = 128 + signal.SIGINT
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen; the last is the verdict."
 )
-@click.option("--no-screen", is_flag=True, help="Show the script's own output, then the verdict.")
+@click.option("--no-screen", is_flag=True, help="Show the script's own output, then the verdict; so it is in a pipe.")
 @looks
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND…")
 def command(
@@ -79,10 +81,16 @@ def command(
     PyTorch's own CUDA allocator, autograd and optimizers run without a GPU; only kernels do nothing. Exit code 0: it
     fits. 1: it does not, or will not. 2: wrong arguments. 3: unknown, also if the script fails for its own reasons.
     """
+    from gpumon.cli import screen
     from gpumon.cli.attach import options
 
-    screen = None if as_json or no_screen else options(light, ansi, plain)
-    raise click.exceptions.Exit(dryrun(command, device, devices, context, steps, wait, screen=screen, as_json=as_json))
+    look = options(light, ansi, plain)
+    drawn = not (as_json or no_screen) and screen.usable()
+    if look.ascii:
+        say_only_ascii()
+    own_options_only(command)
+    code = dryrun(command, device, devices, context, steps, wait, screen=look if drawn else None, as_json=as_json)
+    raise click.exceptions.Exit(code)
 
 
 def dryrun(
@@ -97,11 +105,8 @@ def dryrun(
     as_json: bool = False,
 ) -> int:
     """Runs the command with `screen`, `as_json` or its own output; prints the verdict. Returns the exit code."""
-    from gpumon.cli.attach import need_a_terminal
     from gpumon.cli.virtual_run import VirtualRun
 
-    if screen is not None:
-        need_a_terminal("this is not a terminal, and the screen needs one; use --json or --no-screen")
     argv, environment = prepare(words, device, devices, context, wait)
     with tempfile.TemporaryFile() as kept:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the script is ended too
@@ -132,7 +137,8 @@ def prepare(
     try:
         argv = launch.command(words)
         python = argv[0] if Path(argv[0]).name.startswith("python") else launch.python()
-        inner = virtual_gpu.environment(devices, device, context=context, python=python, nccl_wait=wait)
+        with working("building the virtual GPU"):
+            inner = virtual_gpu.environment(devices, device, context=context, python=python, nccl_wait=wait)
     except launch.Refused as refusal:
         kind = click.UsageError if refusal.exit_code == 2 else exits.CannotTell
         raise kind(str(refusal)) from refusal

@@ -6,8 +6,11 @@ title or change the reading direction. Only printable characters and line ends a
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
+import unicodedata
 
 import click
 
@@ -36,3 +39,37 @@ def say_json(made: object) -> None:
 
 def _escaped(char: str) -> str:
     return char if char.isprintable() else json.dumps(char)[1:-1]
+
+
+# ------------------------------------------------------------------------------------------------------------- --ascii
+
+_ASCII = str.maketrans({
+    "·": "|", "…": "...", "−": "-", "–": "-", "—": "-", "±": "+-", "≤": "<=", "≥": ">=", "≈": "~", "≠": "!=",
+    "×": "x", "÷": "/", "→": "->", "←": "<-", "↑": "^", "↓": "v", "‘": "'", "’": "'", "“": '"', "”": '"',
+    "„": '"', "•": "-", "●": "*", "✓": "+", "∞": "inf", "µ": "u", "μ": "u", "°": " deg", "ß": "ss",
+    "─": "-", "│": "|", "╱": "/", "⁄": "/", "²": "^2", "³": "^3", "⁹": "^9",
+    "\N{REPLACEMENT CHARACTER}": "?",
+})  # fmt: skip
+
+
+def only_ascii(text: str) -> str:
+    """`text` with words for signs; letters lose their accents, and what is left becomes a question mark."""
+    if text.isascii():
+        return text
+    spelled = unicodedata.normalize("NFKD", text.translate(_ASCII))
+    bare = "".join(char for char in spelled if not unicodedata.combining(char))
+    return bare.translate(_ASCII).encode("ascii", "replace").decode()
+
+
+class _Ascii(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        return super().write(only_ascii(text))
+
+
+def say_only_ascii() -> None:
+    """From now on this process prints ASCII only: all text, whoever prints it. JSON is data and stays as it is."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Ascii):
+            stream.flush()
+            setattr(sys, name, _Ascii(stream.buffer, "utf-8", "replace", line_buffering=stream.line_buffering))

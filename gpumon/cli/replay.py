@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from gpumon.cli.attach import NO_TERMINAL, looks, need_a_terminal, options, run, sentence
+from gpumon.cli import screen
+from gpumon.cli.attach import looks, options, run, sentence
+from gpumon.cli.printing import say_only_ascii
+from gpumon.cli.progress import working
+
+if TYPE_CHECKING:
+    from gpumon.link import Replay
+    from gpumon_agent import wire
 
 
 @click.command("replay")
@@ -37,7 +46,10 @@ def command(
     ansi: bool,
     plain: bool,
 ) -> None:
-    """Play FILE, made by `gpumon record`, back as if it happened now. Press end for the last picture at once."""
+    """Play FILE, made by `gpumon record`, back as if it happened now. Press end for the last picture at once.
+
+    In a pipe, or with TERM=dumb, it prints the last picture, as --once does.
+    """
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for need --json")
     if as_json:
@@ -48,6 +60,9 @@ def command(
     from gpumon import link
 
     look = options(light, ansi, plain, rank)
+    once = once or not screen.usable()
+    if once and look.ascii:
+        say_only_ascii()
     try:
         recording = link.replay(file)
     except link.LinkError as error:
@@ -55,11 +70,25 @@ def command(
     if once:
         from gpumon.tui.once import print_replay
 
-        raise click.exceptions.Exit(print_replay(recording, look))
-    need_a_terminal(NO_TERMINAL)
+        raise click.exceptions.Exit(print_replay(_Reading(file, recording), look))
     from gpumon.tui.app import MonitorApp
     from gpumon.tui.feed import Pace
 
     app = MonitorApp(lambda: recording, pace=Pace(speed), options=look, watch_terminal=True)
     app.ending = lambda: recording.cut
     raise click.exceptions.Exit(run(app))
+
+
+class _Reading:
+    """The recording, with a progress line while it is read."""
+
+    def __init__(self, file: Path, recording: Replay) -> None:
+        self._file, self._recording = file, recording
+
+    def __iter__(self) -> Iterator[wire.Received]:
+        with working(f"reading {self._file}"):
+            yield from self._recording
+
+    @property
+    def cut(self) -> str | None:
+        return self._recording.cut

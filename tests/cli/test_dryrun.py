@@ -14,6 +14,7 @@ from pathlib import Path
 import jsonschema
 import psutil
 import pytest
+from pty_of import in_pty
 
 from gpumon.virtual_gpu import PROFILES
 
@@ -366,9 +367,32 @@ def test_a_torch_without_cuda_is_one_sentence(tmp_path):
     assert len(shown.stderr.splitlines()) == 1
 
 
-def test_no_terminal_is_said_before_anything_starts(tmp_path):
+def test_without_a_terminal_the_script_s_own_output_and_the_verdict_are_printed(dryrun):
+    script = dryrun.script(TRAINS.replace("optimizer.step()", "optimizer.step(); print('own', step)"))
+    shown = dryrun.run("--device", "t4", script, 64, 1, 2)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("own 0\nown 1\n\nanswer        OK: it fits ")
+    assert shown.stderr == ""
+    plain = dryrun.run("--device", "t4", "--ascii", script, 64, 1, 2)
+    assert (plain.returncode, plain.stdout.isascii()) == (0, True), plain.stdout
+
+
+def test_a_dumb_terminal_is_none(dryrun):
+    command = dryrun.command("--device", "t4", dryrun.script(TRAINS), 64, 1, 2)
+    code, _, shown = in_pty(command, {**dryrun.env, "TERM": "dumb"})
+    assert (code, "\x1b" in shown, "answer        OK: it fits " in shown) == (0, False, True), shown
+
+
+def test_the_build_of_the_virtual_gpu_is_told_on_a_terminal_alone(dryrun):
+    command = dryrun.command("--device", "t4", "--no-screen", dryrun.script(TRAINS), 64, 1, 2)
+    empty = {"TERM": "xterm", "XDG_CACHE_HOME": str(dryrun.folder / "cache")}
+    code, out, shown = in_pty(command, {**dryrun.env, **empty}, stdout=subprocess.PIPE)
+    assert (code, "building" in out) == (0, False), out
+    assert shown == "\r\x1b[2Kbuilding the virtual GPU …\r\x1b[2K"
+
+
+def test_an_option_that_does_not_exist_is_answered_by_gpumon(tmp_path):
     runner = Runner(tmp_path)
-    shown = runner.run("--device", "t4", runner.script(""))
-    assert (shown.returncode, shown.stderr) == (
-        1, "Error: this is not a terminal, and the screen needs one; use --json or --no-screen.\n",
-    )  # fmt: skip
+    shown = runner.run("--device", "t4", "--no-scren", runner.script(""))
+    assert shown.returncode == 2
+    assert shown.stderr.endswith("Error: No such option '--no-scren'. Did you mean '--no-screen'?\n")

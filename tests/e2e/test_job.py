@@ -63,7 +63,7 @@ def test_ranks_are_listed_with_their_own_device_attached_as_one_and_a_killed_one
     assert {each["rank"] for each in objects if each["type"] != "answer"} == {1}
     assert {each["who"]["rank"] for each in objects if each["type"] == "answer"} == {1}
     none = attach(job, "--json", "--rank", "7")
-    assert (none.returncode, none.stderr) == (1, "Error: no rank 7 in this job; it has 0, 1\n")
+    assert (none.returncode, none.stderr) == (1, "Error: There is no rank 7 in this job: its ranks are 0, 1.\n")
 
     with subprocess.Popen([*GPUMON, "attach", "--json"], env=job, stdout=subprocess.PIPE, text=True) as viewer:
         heard: list[dict[str, Any]] = []
