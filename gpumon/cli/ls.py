@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
 from gpumon.cli.printing import say, say_json
+from gpumon.cli.screen import dumb
 from gpumon.link.discovery import discover, stopped
 from gpumon.link.glancing import Glance, glance
 
+EVERY_S = 1.0
+NONE = "no training process with a gpumon agent runs here; start one with `gpumon run train.py`"
+_CLEAR = "\x1b[H\x1b[2J"
+_NUMBERS = ("PID", "STEP")
 _TITLES = ("PID", "NAME", "RANK", "DEVICE", "STEP", "AGE", "STATUS")
 
 
 @click.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of a table.")
-def command(as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="List them again every second, until ctrl-c.")
+def command(as_json: bool, watch: bool) -> None:
     """List the training processes that you can attach to."""
-    glances = glance(discover())
+    if not watch:
+        _say(glances := glance(discover()), as_json)
+        if not glances:
+            say(NONE, err=True)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(as_json)
+
+
+def _say(glances: Sequence[Glance], as_json: bool) -> None:
     if as_json:
         for one in glances:
             say_json(msgspec.json.encode(_object(one)))
     elif glances:
-        _print_table([_cells(one) for one in glances])
-    else:
-        say("no training process with a gpumon agent runs here; start one with `gpumon run train.py`", err=True)
+        say("\n".join(_table([_TITLES, *map(_cells, glances)])))
+
+
+def _watch(as_json: bool) -> None:
+    """On a terminal each list replaces the one before; in a pipe the jobs' lines follow each other, with the time."""
+    drawn = sys.stdout.isatty() and not dumb() and not as_json
+    titled, were = False, True
+    while True:
+        began = time.monotonic()
+        glances = glance(discover())
+        if drawn:
+            click.echo(_CLEAR, nl=False)
+            _say(glances, as_json=False)
+        elif as_json:
+            _say(glances, as_json)
+        elif glances:
+            now = time.strftime("%H:%M:%S")
+            lines = list(_table([("TIME    ", *_TITLES), *((now, *_cells(one)) for one in glances)]))
+            say("\n".join(lines[titled:]))
+            titled = True
+        if not glances and (drawn or were):  # on a terminal always, elsewhere once
+            say(NONE, err=True)
+        were = bool(glances)
+        time.sleep(max(0.0, began + EVERY_S - time.monotonic()))
 
 
 def _cells(one: Glance) -> tuple[str, ...]:
@@ -103,13 +142,12 @@ def _duration(seconds: float) -> str:
     return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    table = [_TITLES, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_TITLES))]
-    numbers = {0, 4}
-    for row in table:
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """The lines of a table whose first row has the titles."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
         cells = [
-            text.rjust(width) if column in numbers else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            text.rjust(width) if title in _NUMBERS else text.ljust(width)
+            for title, text, width in zip(rows[0], row, widths, strict=True)
         ]
-        say("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()
