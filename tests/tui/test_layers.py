@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import sys
+from typing import Any
 
 import pytest
 
+from gpumon.analysis.layer_repeats import path_of, runs, sentence
 from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree, trees
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
-from gpumon.tui.widgets.layer_lines import LayersData, layer_lines, order_at
+from gpumon.tui.widgets.layer_lines import TALL, LayersData, explanation, layer_lines, order_at
 from gpumon.tui.widgets.layer_rows import LayerView, all_keys, opened_at_first, rows_of
 from gpumon.tui.widgets.layer_table import LayerTable
+
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def leaf(path: str, kind: str, own: int, shared_with: str | None = None) -> LayerNode:
@@ -84,6 +88,125 @@ def test_as_many_levels_are_open_at_first_as_there_is_room_for():
     assert len(rows_of((NET,), LayerView(opened_at_first((NET,), 30))).rows) == 11
 
 
+# ------------------------------------------------------------------------------------------------------------- repeats
+
+
+def block(number: int, activations: int = 300 * MIB, kind: str = "Linear", name: str = "blocks") -> LayerNode:
+    """With 200 MiB of weights in one Linear, and what autograd saved."""
+    path = f"{name}.{number}"
+    figures = LayerBytes(weights=200 * MIB, activations=activations)
+    inner = LayerNode(f"{path}.up", "up", kind, 50 * MIB, figures, figures)
+    return LayerNode(path, str(number), None, 0, LayerBytes(), figures, None, (inner,))
+
+
+def net_of(*blocks: LayerNode, elsewhere: int | None = None) -> Tree:
+    return Tree(0, 0, 55, holder("", leaf("embed", "Embedding", 4 * MIB), holder("blocks", *blocks)), elsewhere)
+
+
+def folds(*blocks: LayerNode) -> list[str]:
+    return [path_of(run) for run in runs(blocks)]
+
+
+def test_equal_blocks_are_one_row_with_exact_sums_and_enter_shows_each() -> None:
+    tree = net_of(*(block(number, 300 * MIB + number) for number in range(16)))
+    opened = opened_at_first((tree,), 30)
+    rows = rows_of((tree,), LayerView(opened)).rows
+    assert [row.layer.name for row in rows] == ["Net", "embed", "blocks", "0–15"]
+    assert rows[3].figures == LayerBytes(weights=16 * 200 * MIB, activations=16 * 300 * MIB + sum(range(16)))
+    assert rows[3].parameters == 16 * 50 * MIB
+    assert rows_of((tree,), LayerView(opened)).modules == 1 + 1 + 1 + 2 * 16
+    each = rows_of((tree,), LayerView(opened | {rows[3].key})).rows
+    assert [row.layer.name for row in each[4:]] == [str(number) for number in range(16)]
+    lines = layer_lines(LayersData((tree,), 0), rows_of((tree,), LayerView(opened)), LayerView(opened), 3, 0, 120, 30,
+                        UNICODE)  # fmt: skip
+    assert "blocks.0–15  × 16, 500.0 MiB each, 7.81 GiB together" in plain(lines)
+
+
+def test_what_differs_in_a_digit_that_is_shown_is_a_row_of_its_own() -> None:
+    assert folds(*(block(number) for number in range(4))) == ["blocks.0–3"]
+    odd = block(1, 301 * MIB)
+    assert folds(block(0), odd, block(2), block(3)) == ["blocks.0", "blocks.1", "blocks.2–3"]
+    assert folds(block(0), block(1, 300 * MIB + 1), block(2)) == ["blocks.0–2"]
+    assert folds(block(0), block(1, kind="Conv2d"), block(2)) == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_only_consecutive_numbers_are_repeats() -> None:
+    assert folds(block(0), block(2), block(3)) == ["blocks.0", "blocks.2–3"]
+    assert folds(leaf("gate", "Linear", 4), leaf("up", "Linear", 4)) == ["gate", "up"]
+    assert folds(leaf("layer1", "Linear", 4), leaf("layer2", "Linear", 4)) == ["layer1–2"]
+    assert folds(leaf("a1", "Linear", 4), leaf("b2", "Linear", 4)) == ["a1", "b2"]
+
+
+def test_a_filter_and_the_flat_list_have_each_module() -> None:
+    tree = net_of(*(block(number) for number in range(16)))
+    assert rows_of((tree,), LayerView(wanted="up")).matches == 16
+    assert len(rows_of((tree,), LayerView(flat=True)).rows) == 17
+
+
+def test_one_sentence_says_where_most_is() -> None:
+    tree = net_of(*(block(number) for number in range(16)), elsewhere=12 * MIB)
+    assert sentence((tree,)) == "99.5 % is in blocks.0–15: 16 × 500.0 MiB, of which 300.0 MiB activations"
+    assert sentence(()) == ""
+    assert sentence((net_of(elsewhere=99 * MIB),)) == "78 % was saved outside its modules: 99.0 MiB of activations"
+
+
+@pytest.mark.parametrize(("other", "start"), [(799, "50 % is in b: "), (800, "The largest part is b, 50 %: ")])
+def test_most_is_more_than_half(other: int, start: str) -> None:
+    figures = [LayerBytes(activations=value) for value in (800, other)]
+    made = [LayerNode(name, name, "Linear", 0, own, own) for name, own in zip("bc", figures, strict=True)]
+    assert sentence((Tree(0, 0, 1, holder("", *made), None),)).startswith(start)
+
+
+def shown_at(layers: LayersData, room: int = 120, height: int = 40, glyphs: Any = UNICODE, **how: Any) -> str:
+    choice = LayerView(opened_at_first(layers.trees, 30), **how)
+    return plain(layer_lines(layers, rows_of(layers.trees, choice), choice, 0, 0, room, height, glyphs))
+
+
+def test_it_says_when_it_was_read_and_why_totals_exceed_the_peak() -> None:
+    tree = net_of(*(block(number) for number in range(16)))
+    shown = shown_at(LayersData((tree,), 0, 759, 7 * GIB), 140)
+    assert "read at step 55, 704 steps ago" in shown
+    assert "never all there at once, so the total (7.84 GiB) exceeds the peak (7.00 GiB)." in " ".join(shown.split())
+    assert "can exceed the peak (8.00 GiB)" in " ".join(shown_at(LayersData((tree,), 0, 759, 8 * GIB), 80).split())
+    assert "read at step 55\n" in shown_at(LayersData((tree,), 0, 55, None))
+    assert "ago" not in shown_at(LayersData((tree,), 0, 55, None))
+
+
+def test_a_low_screen_has_only_the_title_above_the_columns() -> None:
+    tree = net_of(*(block(number) for number in range(16)))
+    assert "is in blocks.0–15" in shown_at(LayersData((tree,), 0), height=TALL)
+    assert "is in blocks.0–15" not in shown_at(LayersData((tree,), 0), height=TALL - 1)
+    assert TALL == 16, "20 rows, the lowest screen with a header, an answer of two rows and the keys"
+
+
+def test_an_open_row_has_a_bar_too() -> None:
+    lines = shown_at(LayersData((net_of(*(block(number) for number in range(16))),), 0)).splitlines()
+    assert all("█" in line for line in lines if line.startswith((" ▾ Net", "   ▾ blocks")))
+    assert sum("▾" in line and "█" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("wanted", ["no such", ""])
+def test_a_filter_without_a_hit_describes_nothing(wanted: str) -> None:
+    shown = shown_at(LayersData((NET,), 0), wanted=wanted)
+    assert ("0 of 10 modules have “no such”" in shown) is bool(wanted)
+    assert ("No module has it" in shown) is bool(wanted)
+    assert (" B" in shown or "the whole model" in shown or "together" in shown) is not bool(wanted)
+
+
+def test_repeats_are_explained_to_the_byte() -> None:
+    tree = net_of(*(block(number) for number in range(16)))
+    row = rows_of((tree,), LayerView(opened_at_first((tree,), 30))).rows[3]
+    said = explanation(row, tree)
+    assert said[0].startswith("blocks.0 to blocks.15: 16 modules that agree to the digits shown")
+    assert said[1] == "together 8,388,608,000 B = weights 3,355,443,200 + activations 5,033,164,800"
+
+
+def test_ascii_has_no_other_sign() -> None:
+    tree = net_of(*(block(number) for number in range(16)))
+    for room in (80, 120):
+        assert shown_at(LayersData((tree,), 0, 759, GIB), room, glyphs=ASCII).isascii()
+
+
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 def test_lines_keep_their_room_and_tied_weights_are_marked(glyphs):
     rows = rows_of((NET,), LayerView(all_keys((NET,))))
@@ -137,10 +260,14 @@ async def test_keys_open_sort_and_filter(app_of, a_run, settled) -> None:
         await settled(pilot)
         table = app.screen.query_one(LayerTable)
         assert "222 modules" in text_of(app)
-        await pilot.press("down", "down", "down", "down", "right")
+        await pilot.press("down", "down", "down", "down")
+        assert "0–23: 24 × 1.03 GiB" in text_of(app)
+        assert "blocks.0–23  × 24, 1.03 GiB each, 24.8 GiB together" in text_of(app)
+        await pilot.press("enter", "down")
         assert table.here.layer.path == "blocks.0"
+        await pilot.press("right")
         assert table.here.open
-        await pilot.press("left", "left")
+        await pilot.press("left", "left", "enter", "left")
         assert table.here.layer.path == "blocks"
         await pilot.press("o", "o")
         assert table.choice.order == "weights"
@@ -173,9 +300,10 @@ async def test_a_click_sorts_and_chooses(app_of, a_run, settled) -> None:
         await settled(pilot)
         table = app.screen.query_one(LayerTable)
         x = next(x for x in range(120) if order_at(x, 120, "model") == "total")
-        await pilot.click(LayerTable, offset=(x, 1))
+        head = table._first_y - 1
+        await pilot.click(LayerTable, offset=(x, head))
         assert table.choice.order == "total"
-        await pilot.click(LayerTable, offset=(5, 4))
+        await pilot.click(LayerTable, offset=(5, head + 3))
         assert table._at == 2
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpumon.analysis.layer_repeats import OUTSIDE_NAME, joined, runs
 from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree, together
 
 Key = tuple[int, str]
@@ -15,6 +16,9 @@ ORDERS = ("model", "parameters", *FIGURES, "total")
 
 OUTSIDE = "\0outside"
 """Path of the row for activations of no module. Decoded names never contain NUL."""
+
+REPEATS = "\0"
+"""Ends the path of a row of repeats, which starts with the path of their first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,11 @@ class LayerRow:
     @property
     def leaf(self) -> bool:
         return not self.layer.children
+
+    @property
+    def repeats(self) -> tuple[LayerNode, ...]:
+        """The equal modules that this row stands for."""
+        return self.layer.children if self.layer.path.endswith(REPEATS) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,8 @@ class Rows:
 
 def rows_of(trees: Sequence[Tree], choice: LayerView) -> Rows:
     """Cost: O(modules) and the sort."""
-    roots = [_with_outside(tree) for tree in trees]
+    folds = not choice.flat and not choice.wanted
+    roots = [_folded(_with_outside(tree)) if folds else _with_outside(tree) for tree in trees]
     counts: dict[Key, int] = {}
     for at, root in enumerate(roots):
         _count(root, at, counts)
@@ -81,31 +91,34 @@ def rows_of(trees: Sequence[Tree], choice: LayerView) -> Rows:
             tops += _topmost(root, at, matched, counts)
     return Rows(
         rows=tuple(rows),
-        modules=sum(1 for _, path in counts if path != OUTSIDE),
-        matches=sum(1 for _, path in matched if path != OUTSIDE),
+        modules=sum(1 for _, path in counts if "\0" not in path),
+        matches=sum(1 for _, path in matched if "\0" not in path),
         total=together([row.figures for row in tops]),
         parameters=sum(row.parameters for row in tops),
     )
 
 
 def opened_at_first(trees: Sequence[Tree], room: int) -> frozenset[Key]:
-    """Keys to open first: level by level, while there is room."""
-    opened: set[Key] = {(at, "") for at, tree in enumerate(trees) if tree.root.children}
-    level = [(at, child) for at, tree in enumerate(trees) for child in tree.root.children]
+    """Keys to open first: level by level, while there is room. Repeats stay one row."""
+    roots = [_folded(tree.root) for tree in trees]
+    opened: set[Key] = {(at, "") for at, root in enumerate(roots) if root.children}
+    level = [(at, child) for at, root in enumerate(roots) for child in root.children]
     used = len(trees) + len(level)
     while level:
-        below = [(at, child) for at, layer in level for child in layer.children]
+        opening = [(at, layer) for at, layer in level if layer.children and not layer.path.endswith(REPEATS)]
+        below = [(at, child) for at, layer in opening for child in layer.children]
         if not below or used + len(below) > room:
             break
-        opened |= {(at, layer.path) for at, layer in level if layer.children}
+        opened |= {(at, layer.path) for at, layer in opening}
         used += len(below)
         level = below
     return frozenset(opened)
 
 
 def all_keys(trees: Sequence[Tree]) -> frozenset[Key]:
-    """Keys of all modules with children."""
-    return frozenset((at, layer.path) for at, tree in enumerate(trees) for layer in _walk(tree.root) if layer.children)
+    """Keys of all modules with children, and of repeats."""
+    roots = [_folded(tree.root) for tree in trees]
+    return frozenset((at, layer.path) for at, root in enumerate(roots) for layer in _walk(root) if layer.children)
 
 
 def _walk(layer: LayerNode) -> Iterator[LayerNode]:
@@ -125,11 +138,22 @@ def _with_outside(tree: Tree) -> LayerNode:
     if not tree.elsewhere:
         return tree.root
     figures = LayerBytes(activations=tree.elsewhere)
-    outside = LayerNode(OUTSIDE, "outside its modules", None, 0, figures, figures)
+    outside = LayerNode(OUTSIDE, OUTSIDE_NAME, None, 0, figures, figures)
     root = tree.root
     whole = together([root.whole, figures])
     return LayerNode(root.path, root.name, root.kind, root.elements, root.own, whole, root.shared_with,
                  (*root.children, outside))  # fmt: skip
+
+
+def _folded(layer: LayerNode) -> LayerNode:
+    """The module with each run of repeats below it as one child."""
+    if not layer.children:
+        return layer
+    below: list[LayerNode] = []
+    for run in runs(layer.children):
+        folded = [_folded(each) for each in run]
+        below += folded if len(run) == 1 else [joined(folded, run[0].path + REPEATS)]
+    return replace(layer, children=tuple(below))
 
 
 def _grow(

@@ -14,7 +14,15 @@ from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
-from gpumon.tui.widgets.layer_lines import FOOT, HEADS, LayersData, explanation, layer_lines, order_at
+from gpumon.tui.widgets.layer_lines import (
+    FOOT,
+    MOST_HEADS,
+    LayersData,
+    explanation,
+    layer_lines,
+    lines_above,
+    order_at,
+)  # fmt: skip
 from gpumon.tui.widgets.layer_rows import ORDERS, Key, LayerRow, LayerView, Rows, all_keys, opened_at_first, rows_of
 
 
@@ -24,7 +32,8 @@ class LayerTable(TablePanel):
              "tied", "sampled")  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [
         *moves("layers", "module"),
-        Binding("enter", "turn_over", "Open", id="layers.toggle", tooltip="Open or close the module"),
+        Binding("enter", "turn_over", "Open", id="layers.toggle",
+                tooltip="Open or close the module; of equal modules in one row (0–15 × 16), show or hide each"),
         Binding("right,l", "open", "Open", show=False, id="layers.open", tooltip="Open the module"),
         Binding("left,h", "close", "Close", show=False, id="layers.close",
                 tooltip="Close the module; if closed, go to its parent"),
@@ -56,17 +65,19 @@ class LayerTable(TablePanel):
         if rank.models is not self._models or rank.layers is not self._records or view.index != self._device:
             self._models, self._records, self._device = rank.models, rank.layers, view.index
             self._trees = tuple(tree for tree in trees_of(rank) if tree.device == view.index)
-        return LayersData(self._trees, view.index)
+        read = view.device.peak if view.device is not None else None
+        step = rank.steps[-1].step if rank.steps else None
+        return LayersData(self._trees, view.index, step, read.allocated if read is not None else None)
 
     @property
     def rows(self) -> Rows:
         """Recomputed only when the trees or the user's choice change."""
         slice_: LayersData = self._slice or LayersData((), None)
         if self._choice is None and any(tree.root.children for tree in slice_.trees):
-            self._choice = LayerView(opened=opened_at_first(slice_.trees, max(6, self.size.height - HEADS - FOOT)))
+            self._choice = LayerView(opened=opened_at_first(slice_.trees, max(6, self.size.height - MOST_HEADS - FOOT)))
         choice = self._choice or LayerView()
-        if self._rows is None or self._made_of != (slice_, choice):
-            self._rows, self._made_of = rows_of(slice_.trees, choice), (slice_, choice)
+        if self._rows is None or self._made_of != (slice_.trees, choice):
+            self._rows, self._made_of = rows_of(slice_.trees, choice), (slice_.trees, choice)
         return self._rows
 
     @property
@@ -99,7 +110,8 @@ class LayerTable(TablePanel):
         return [row.key for row in self.rows.rows]
 
     def draw(self, slice_: LayersData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-        self.scroll(height - HEADS - (FOOT if height >= 12 else 0), HEADS)
+        above = 1 + len(lines_above(slice_, self.rows, self.choice, width, height, glyphs))
+        self.scroll(height - above - (FOOT if height >= 12 else 0), above)
         return layer_lines(slice_, self.rows, self.choice, self._at, self._top, width, height, glyphs)
 
     def heading_at(self, x: int) -> str | None:
