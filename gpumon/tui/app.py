@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -22,12 +22,12 @@ from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
-from gpumon.tui.feed import Ask, Feed, HostFeed, JobChoice, Pace, closing
+from gpumon.tui.feed import Ask, Feed, HostFeed, Machine, Pace, closing
+from gpumon.tui.home import Home
 from gpumon.tui.ingest import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
 from gpumon.tui.monitor import Monitor
 from gpumon.tui.screens.base import MonitorScreen
-from gpumon.tui.screens.choose import ChooseScreen
 from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.status_log import StatusLog
 from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
@@ -35,9 +35,13 @@ from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, Said, View, choose
 from gpumon.tui.widgets.findings_strip import details_of
+from gpumon.tui.widgets.home_rows import HomePage
 from gpumon_agent import wire
 
 TICK_S = 0.25
+HOME_TICKS = 4
+"""On the Home screen once a second: what it shows is no newer."""
+
 TURNS = 4
 """Table updates, at most, until each of many ranks is analysed again."""
 
@@ -92,6 +96,7 @@ class MonitorApp(App[int]):
         Binding("5", "mode('estimate')", "Estimate", id="app.estimate", tooltip="The Estimate screen: line by line"),
         Binding("6", "mode('blocks')", "Blocks", id="app.blocks", tooltip="The Blocks screen: the allocator as a map"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
+        Binding("J", "home", "Jobs", id="app.home", tooltip="The Home screen: all jobs of this machine"),
         Binding("n", "finding", "Finding", id="app.finding",
                 tooltip="Read the most important finding in full; n and N go on to the others"),
         Binding("s", "snapshot", "Snapshot", id="app.snapshot",
@@ -109,7 +114,7 @@ class MonitorApp(App[int]):
         self,
         feed: Feed | None = None,
         *,
-        choices: Sequence[JobChoice] = (),
+        machine: Machine | None = None,
         host: HostFeed | None = None,
         asker: Ask | None = None,
         pace: Pace | None = None,
@@ -118,7 +123,9 @@ class MonitorApp(App[int]):
         watch_terminal: bool = False,
         seen: Callable[[Frame], object] | None = None,
     ) -> None:
-        """`seen`: called with every frame that the tables are drawn from."""
+        """`machine`: for the Home screen, which is the first without a `feed`. `seen`: called with every frame that the
+        tables are drawn from.
+        """
         self.palette: Palette = PALETTES[NAMES[0]]
         self.glyphs: Glyphs = ASCII if options.ascii else UNICODE
         self.colourless = False
@@ -128,7 +135,6 @@ class MonitorApp(App[int]):
         """Called at the feed's end for a log message."""
         self.view = View(Frame(0, ()))
         self._feed = feed
-        self._choices = tuple(choices)
         self._host = host
         self._asker = asker
         self._pace = pace
@@ -149,6 +155,12 @@ class MonitorApp(App[int]):
         self._seen = seen
         self._watch = TerminalWatch() if watch_terminal else None
         self._tasks = Tasks(lambda error: self.call_later(_raise, error))
+        self._following: asyncio.Task[None] | None = None
+        self._reading = False  # this machine
+        self._before_home = self.DEFAULT_MODE
+        self._home: Home | None = None
+        if machine is not None:
+            self._home = Home(machine, self._tasks, self._small_store, clock, lambda: self.view, self._home_changed)
         for theme in THEMES:
             self.register_theme(theme)
         self.colourless = self.no_color
@@ -162,31 +174,40 @@ class MonitorApp(App[int]):
         if self._watch is not None:
             for number in (signal.SIGHUP, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-        if self._choices:
-            self.push_screen(ChooseScreen(self._choices))
-        elif self._feed is not None:
+        if self._feed is not None:
             self._listen(self._feed)
+        elif self._home is not None:
+            self.action_home()
 
     def _signalled(self, number: int) -> None:
         leave_by_force(128 + number)
         self.exit(128 + number)
 
-    def take(self, chosen: JobChoice) -> None:
-        self.pop_screen()
-        self._store = self._new_store()
-        self._listen(chosen.feed)
-
     def _new_store(self) -> SessionStore:
         limits = StoreLimits(steps_in_all=STEPS_IN_ALL, steps_at_least=STEPS_AT_LEAST)
         return SessionStore(limits, replaying=self._pace is not None)
 
+    def _small_store(self) -> SessionStore:
+        """For each job of the Home screen."""
+        return SessionStore(StoreLimits(steps_in_all=STEPS_AT_LEAST, steps_at_least=STEPS_AT_LEAST))
+
     def _listen(self, feed: Feed) -> None:
-        self._tasks.start(self._follow(feed))
-        if self._host is not None:
-            self._tasks.start(take_host(self._host, self._store, self._alive, TICK_S))
+        self._following = self._tasks.start(self._follow(feed))
+        self._read_machine()
+
+    def _read_machine(self) -> None:
+        if self._host is not None and not self._reading:
+            self._reading = True
+            self._tasks.start(take_host(self._host, self._take_reading, self._alive, TICK_S))
+
+    def _take_reading(self, received: wire.Received) -> None:
+        self._store.apply(received)
+        if self._home is not None:
+            self._home.hear(received)
 
     def _alive(self) -> list[int]:
-        return [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"]
+        beside = self._home.pids() if self._home is not None else []
+        return [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"] + beside
 
     async def on_unmount(self) -> None:
         await self._tasks.stop()
@@ -197,6 +218,10 @@ class MonitorApp(App[int]):
                 await take_events(events if self._pace is None else self._pace.play(events), self._store, self.redraw)
         except (LinkError, wire.WireError) as error:
             self.failure = str(error)
+            if not self._store.frame(self._clock()).ranks and self._home is not None and feed is not self._feed:
+                self.tell(str(error))
+                self.action_home()
+                return
             if not self._store.frame(self._clock()).ranks:
                 self.exit(1)
                 return
@@ -220,7 +245,9 @@ class MonitorApp(App[int]):
             self.exit(HUNG_UP)
             return
         self._ticks += 1
-        self._show(calm=self._ticks % 2 == 0)
+        if self.at_home and self._ticks % HOME_TICKS:
+            return
+        self._show(calm=self.at_home or self._ticks % 2 == 0)
 
     def redraw(self) -> None:
         """Redraws everything at once, e.g. after a key press."""
@@ -310,8 +337,58 @@ class MonitorApp(App[int]):
 
     def open_rank(self, source: str, device: int | None, mode: str = "overview") -> None:
         self._source, self._device = source, device
-        self.switch_mode(mode)
+        self.action_mode(mode)
         self._again()
+
+    # -------------------------------------------------------------------------------------------------- home
+
+    @property
+    def at_home(self) -> bool:
+        return self.current_mode == "home"
+
+    @property
+    def has_job(self) -> bool:
+        """Whether a job is open."""
+        return self._following is not None
+
+    @property
+    def home_page(self) -> HomePage:
+        return self._home.page if self._home is not None else HomePage()
+
+    def _home_changed(self) -> None:
+        if self.at_home and len(self.screen_stack) == 1:
+            self.redraw()
+
+    def action_home(self) -> None:
+        """To the Home screen, which listens only while it is open."""
+        if self._home is None or self.at_home or len(self.screen_stack) > 1:
+            return
+        self._before_home = self.current_mode
+        self._home.listen(True)
+        self._read_machine()
+        self.switch_mode("home")
+
+    def leave_home(self) -> None:
+        self.action_mode(self._before_home)
+
+    def open_job(self, job: str, source: str | None, device: int | None) -> None:
+        """A row of the Home screen: follows its job, unless that is the one that is open."""
+        if self._home is None:
+            return
+        chosen = self._home.choice_of(job)
+        if chosen is not None:
+            if self._following is not None:
+                self._following.cancel()
+            self._store, self._reporter, self._changes = self._new_store(), Reporter(), StatusLog()
+            self.view, self.failure, self._paused = View(Frame(0, ())), None, False
+            self._source, self._device = source, device
+            self.action_mode("overview")
+            self._listen(chosen.feed)
+        elif any(rank.source == source for rank in self.view.frame.ranks):
+            self._source, self._device = source, device
+            self.leave_home()
+        else:
+            self.notify("This job has ended, and nobody recorded it.", timeout=TOLD_S, markup=False)
 
     def open_finding(self, each: JobFinding | None = None) -> None:
         """A page with one finding in full; by default the most important one."""
@@ -371,6 +448,8 @@ class MonitorApp(App[int]):
     def action_mode(self, name: str) -> None:
         if len(self.screen_stack) > 1:  # a popup is open
             return
+        if self._home is not None and name != "home":
+            self._home.listen(False)
         self.switch_mode(name)
         self.redraw()
 
@@ -414,8 +493,12 @@ class MonitorApp(App[int]):
             return bool(job_findings(self.view.frame, self.view.reports))
         if action == "snapshot":
             return self.view.rank is not None and self.view.cannot_ask is None
+        if action == "home":
+            return self._home is not None and not self.at_home
         if action == "mode":
-            if isinstance(self.screen, ChooseScreen):
+            if parameters == ("home",):
+                return self.check_action("home", ())
+            if self.at_home and not self.has_job:
                 return False
             ranks = self.view.frame.ranks  # a rank that is heard alone may be one of many
             several = len(ranks) > 1 or any((rank.hello.world_size or 1) > 1 for rank in ranks)

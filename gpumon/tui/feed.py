@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,10 +29,38 @@ Ask = Callable[[str, str, int], Awaitable[wire.Reply]]
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What the system knows of a process of this machine; None: it does not tell."""
+
+    user: str | None = None
+    command: tuple[str, ...] = ()
+    cwd: str | None = None
+    began_unix: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobChoice:
+    """A job of this machine that can be opened. `sources`: its agents, as its messages name them."""
+
     name: str
-    detail: str
+    sources: frozenset[str]
+    group: Hashable  # equal for the ranks that a launcher starts anew
     feed: Feed
+    """Follows later jobs of the same name."""
+    listen: Feed
+    """Ends with the job."""
+    arguments: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()  # of this pid namespace
+    began_unix: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the Home screen looks at."""
+
+    jobs: Callable[[], Sequence[JobChoice]]
+    """All jobs now, the oldest first."""
+    facts: Callable[[int], ProcessFacts]
 
 
 @contextlib.asynccontextmanager

@@ -120,6 +120,12 @@ _TERMS = (
                   " too few steps were quiet or their durations vary too much; then it is six times what the agent's"
                   " own clock saw. Nothing is shown if GPUMON_GOVERNOR is off."),
     Term("spread", "How far this rank's peak is from the median of all ranks.", "peak − median peak"),
+    Term("memory", "As a bar up to the device's capacity: the process's peak in its newest step, what it has reserved"
+                   " beyond that, other memory in use there, and free. Of a process without an agent: its bytes by the"
+                   " driver."),
+    Term("age", "How long the process has been running. pid is its number, rank its number in a job of several."),
+    Term("no agent", "A process that the driver lists on a GPU and that no agent reports: gpumon knows its bytes only."
+                     " GPU is the driver's number of the device, which torch's need not be."),
     Term("lost events", "Messages that this viewer missed: a gap in their numbers. Training never waits for a viewer."),
     Term("sampled", "A step in which owners and activations were read; how often depends on the agent's time budget."),
 )  # fmt: skip

@@ -21,10 +21,11 @@ class Tasks:
         self._failed = failed
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -61,9 +62,11 @@ async def take_events(events: AsyncIterator[Incoming], store: SessionStore, pict
             await asyncio.sleep(0)
 
 
-async def take_host(host: HostFeed, store: SessionStore, pids: Callable[[], Collection[int]], after_s: float) -> None:
-    """The machine's readings into the store, after `after_s`, so that the screen is drawn first."""
+async def take_host(
+    host: HostFeed, take: Callable[[wire.Received], object], pids: Callable[[], Collection[int]], after_s: float
+) -> None:
+    """Passes the machine's readings on, after `after_s`, so that the screen is drawn first."""
     await asyncio.sleep(after_s)
     async with closing(host(pids)) as events:
         async for received in events:
-            store.apply(received)
+            take(received)

@@ -39,6 +39,12 @@ def _blocks() -> Screen[None]:
     return BlocksScreen()
 
 
+def _home() -> Screen[None]:
+    from gpumon.tui.screens.home import HomeScreen
+
+    return HomeScreen()
+
+
 def _log() -> Screen[None]:
     from gpumon.tui.screens.log import LogScreen
 
@@ -53,4 +59,5 @@ MODES: dict[str, Callable[[], Screen[None]]] = {
     "estimate": _estimate,
     "blocks": _blocks,
     "log": _log,
+    "home": _home,
 }

@@ -9,7 +9,7 @@ import pytest
 
 from gpumon.link.errors import NotGpumon
 from gpumon.tui.app import MonitorApp
-from gpumon.tui.feed import JobChoice, Pace
+from gpumon.tui.feed import Pace
 from gpumon.tui.screens.help import HelpScreen, keys_of
 from gpumon.tui.themes import NAMES
 from gpumon_agent import wire
@@ -238,7 +238,7 @@ async def test_help_lists_every_key_that_acts_and_says_what_it_does(app_of, new_
 
 
 async def test_every_binding_has_an_id_and_a_tooltip() -> None:
-    from gpumon.tui.screens import choose, help, overview  # noqa: F401 (their classes)
+    from gpumon.tui.screens import help, home, overview  # noqa: F401 (their classes)
     from gpumon.tui.screens.base import MonitorScreen
     from gpumon.tui.widgets.panel import Panel
 
@@ -258,18 +258,6 @@ async def test_the_explanation_has_the_figures_to_the_byte(app_of, new_run) -> N
         await pilot.pause(0.3)
         ledger = app.view.device.ledger
         assert f"reserved {ledger.reserved:,} B = allocated {ledger.allocated:,}" in text_of(app)
-
-
-async def test_a_choice_of_jobs_is_offered_and_taken(reader_of, new_run) -> None:
-    one, two = reader_of(new_run(name="one.py").usual(20)), reader_of(new_run(name="two.py", pid=7).usual(20))
-    choices = [JobChoice("one.py", "pid 41873", one), JobChoice("two.py", "pid 7", two)]
-    app = MonitorApp(choices=choices, clock=two.clock)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause(0.3)
-        assert "Which one?" in text_of(app)
-        await pilot.press("down", "enter")
-        await pilot.pause(0.6)
-        assert "two.py · pid 7" in text_of(app)
 
 
 async def test_an_endpoint_that_is_no_gpumon_ends_the_app_with_its_sentence() -> None:

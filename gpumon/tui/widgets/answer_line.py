@@ -15,7 +15,7 @@ MOST_ROWS = 5
 
 INDENT = 7
 
-_ROLES: dict[State, str] = {
+ROLES: dict[State, str] = {
     "out-of-memory": "bad", "ended": "warn", "will-not-fit": "bad", "leak": "warn", "tight": "warn", "unknown": "dim",
     "ok": "good",
 }  # fmt: skip
@@ -29,15 +29,19 @@ class Stated:
     do: str
 
 
+def state_glyph(state: State, glyphs: Glyphs) -> str:
+    known = {"ok": glyphs.fits, "unknown": glyphs.silent, "ended": glyphs.ended, "out-of-memory": glyphs.ended}
+    return known.get(state, glyphs.warning)
+
+
 def stated(said: Answer) -> Stated:
     return Stated(said.state, *parts(said))
 
 
 def answer_lines(said: Stated, width: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """The state, what it is about, and in a row of its own what to do. With few rows the rest is cut, as the last."""
-    glyph = {"ok": glyphs.fits, "unknown": glyphs.silent, "ended": glyphs.ended, "out-of-memory": glyphs.ended}
-    role = _ROLES[said.state]
-    head = f" {glyph.get(said.state, glyphs.warning)} {said.head}  "
+    role = ROLES[said.state]
+    head = f" {state_glyph(said.state, glyphs)} {said.head}  "
     lines = _under(head, role, said.text, "strong", width)
     if said.do:
         lines += _under("   do  ", "good", said.do, "text", width)
