@@ -18,7 +18,8 @@ from typing import Any, Literal
 import click
 
 from gpumon.cli import native_reader
-from gpumon.cli.printing import say
+from gpumon.cli.printing import say, say_json
+from gpumon.cli.progress import working
 from gpumon.host import read_driver
 from gpumon_agent import endpoint, environment, patching, wire
 from gpumon_agent._version import __version__
@@ -54,13 +55,14 @@ class Seen:
 @click.command("doctor")
 @click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and until when.")
 @click.option("--build", is_flag=True, help="First compile the agent's native reader of the allocator for this torch.")
-def command(*, replaced: bool, build: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def command(*, replaced: bool, build: bool, as_json: bool) -> None:
     """Show what gpumon finds on this machine, and what is missing.
 
     Exit code 1 if a training process could not be watched here, or if --build could not compile.
     """
     if replaced:
-        _say_replaced()
+        _say_replaced_json() if as_json else _say_replaced()
         return
     failed = False
     if build:
@@ -71,8 +73,23 @@ def command(*, replaced: bool, build: bool) -> None:
             failed = True
     plain = "NO_COLOR" in os.environ
     for check in CHECKS:
-        for seen in check():
+        with working(f"looking at: {check.__name__.replace('_', ' ').strip()}"):
+            found = list(check())
+        for seen in found:
             failed |= seen.verdict == "fails"
+            if as_json:
+                say_json(
+                    {
+                        "type": "check",
+                        "t": time.time(),
+                        "rank": None,
+                        "pid": None,
+                        "verdict": seen.verdict,
+                        "subject": seen.subject,
+                        "text": seen.text,
+                    }
+                )
+                continue
             verdict = seen.verdict.ljust(5)
             click.echo(
                 f"{verdict if plain else click.style(verdict, _COLOURS[seen.verdict])}  {seen.subject:<12} ", nl=False
@@ -89,6 +106,28 @@ def _say_replaced() -> None:
     click.echo("And it adds:\n")
     for added in patching.STAYS:
         _say_entry(added.name, added.why, added.noticed, f"removed {added.removed}")
+
+
+def _say_replaced_json() -> None:
+    for each in patching.LIST.values():
+        say_json(_replaced(each.name, each.where, each.why, each.noticed, each.restored))
+    for added in patching.STAYS:
+        say_json(_replaced(added.name, None, added.why, added.noticed, added.removed))
+
+
+def _replaced(name: str, where: str | None, why: str, noticed: str, until: str) -> dict[str, str | float | None]:
+    """`where` is None for what the agent adds."""
+    return {
+        "type": "replaced",
+        "t": time.time(),
+        "rank": None,
+        "pid": None,
+        "name": name,
+        "where": where,
+        "why": why,
+        "noticed": noticed,
+        "until": until,
+    }
 
 
 def _say_entry(name: str, *lines: str) -> None:
@@ -245,7 +284,7 @@ def _virtual_gpu() -> Iterator[Seen]:
 def _terminal() -> Iterator[Seen]:
     size = shutil.get_terminal_size()
     if not sys.stdout.isatty():
-        yield Seen("note", "terminal", "standard output is not one: use `gpumon attach --json` here")
+        yield Seen("note", "terminal", "standard output is not one: `gpumon attach` prints one picture here")
     elif size.columns < 80 or size.lines < 24:
         yield Seen(
             "note", "terminal", f"{size.columns}×{size.lines}: the screen needs 80×24; below that it omits columns"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from gpumon.cli.doctor import judge_torch
 from gpumon_agent import patching
 
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "docs" / "json.schema.json").read_text(encoding="utf-8"))
+)
 
-def doctor(**env: str) -> subprocess.CompletedProcess[str]:
+
+def doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpumon", "doctor"],
+        [sys.executable, "-m", "gpumon", "doctor", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **env},
@@ -89,3 +96,29 @@ def test_what_is_replaced_is_listed_without_torch(tmp_path):
     assert (shown.returncode, shown.stderr) == (0, "")
     for name in [*patching.LIST, "_forward_hooks", "sys.meta_path"]:
         assert name in shown.stdout
+
+
+@pytest.mark.torch
+def test_json_says_the_same_line_by_line(tmp_path):
+    open_to_all = tmp_path / "shared"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    refusing = {"XDG_RUNTIME_DIR": str(open_to_all), "TMPDIR": str(open_to_all), "CUDA_VISIBLE_DEVICES": ""}
+    shown, told = doctor(**refusing), doctor("--json", **refusing)
+    assert (told.returncode, told.stderr) == (shown.returncode, "") == (1, "")
+    objects = [json.loads(line) for line in told.stdout.splitlines()]
+    for each in objects:
+        SCHEMA.validate(each)
+        assert list(each) == list(SCHEMA.schema["$defs"]["check"]["properties"])
+    read = {each["subject"]: (each["verdict"], each["text"]) for each in objects}
+    assert read == lines(shown.stdout)
+    assert read["runtime dir"][0] == "fails"
+
+
+def test_json_lists_what_is_replaced():
+    told = doctor("--replaced", "--json")
+    objects = [json.loads(line) for line in told.stdout.splitlines()]
+    for each in objects:
+        SCHEMA.validate(each)
+    assert [each["name"] for each in objects if each["where"] is not None] == [e.name for e in patching.LIST.values()]
+    assert [each["name"] for each in objects if each["where"] is None] == [e.name for e in patching.STAYS]
