@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from gpumon.analysis.estimate.simulator import SMALL
+from gpumon.analysis.estimate.simulator import LARGE_SEGMENT, SMALL
+from gpumon.analysis.units import size as size_of
 from gpumon_agent import wire
 
 Kind = tuple[bool, bool, int]
@@ -144,6 +146,69 @@ def largest_for(found: AllocatorMap, request: int) -> int:
     small = request <= SMALL
     fitting = (pool.totals.largest_free for pool in found.pools if pool.small == small and not pool.private)
     return max(fitting, default=0)
+
+
+# --------------------------------------------------------------------------------------------------------- the verdict
+
+Harm = Literal["none", "gaps", "full", "unknown"]
+"""gaps: what is free would be enough, but lies in pieces; full: it would not be enough in one piece either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    harm: Harm
+    text: str
+
+
+def largest_request(found: AllocatorMap) -> int | None:
+    """The largest request so far, to 2 MiB. None: no segment tells.
+
+    Above 20 MiB the allocator takes each segment for one request, rounded to 2 MiB, and keeps it. An expandable segment
+    grows with many. Requests since an empty_cache() only.
+    """
+    own = (
+        segment.bytes
+        for pool in found.pools
+        if not pool.small and not pool.private
+        for segment in pool.segments
+        if not segment.expandable and segment.bytes > LARGE_SEGMENT
+    )
+    return max(own, default=None)
+
+
+def verdict(found: AllocatorMap, free: int | None, *, at_most: bool = False, failed: int | None = None) -> Verdict:
+    """Whether fragmentation is harmful: would a request as large as the largest so far fit?
+
+    `free`: of the device; `at_most`: that is a bound. `failed`: the request that failed as this was read.
+    """
+    t = found.totals
+    cached = t.inactive_split + t.unused
+    request = failed if failed is not None else largest_request(found)
+    if failed is None and not t.inactive_split:
+        return Verdict("none", f"no harm: {size_of(cached)} cached, and nothing of it between blocks in use")
+    if request is None:
+        return Verdict("unknown", f"{size_of(cached)} cached; no segment tells how large a request was: no verdict")
+    block = largest_for(found, request)
+    start = f"{size_of(request)} were requested" if failed is not None else f"largest request so far {size_of(request)}"
+    said = f"{size_of(cached)} cached, {start}, largest free block {size_of(block)}"
+    if failed is None and request <= block:
+        return Verdict("none", f"no harm: {said}")
+    if free is None:
+        return Verdict("unknown", f"{said}; what the device has free is not known: no verdict")
+    room = free + t.unused  # the allocator gives unused segments back before it fails
+    there = f"the device has {'at most ' if at_most else ''}{size_of(room)} for a new segment"
+    if failed is None and request <= room:
+        return Verdict("none", f"no harm: {said}; {there}")
+    if request <= room + t.inactive_split:
+        return Verdict(
+            "gaps", f"harm: {said}; {there}, and {size_of(t.inactive_split)} lie in gaps between blocks in use"
+        )
+    return Verdict("full", f"full, not fragmented: {said}; {there}, and all gaps together would not make up for it")
+
+
+def outdated(found: AllocatorMap, reserved: int | None) -> bool:
+    """The allocator took or returned segments since this was read."""
+    return reserved is not None and reserved != found.totals.reserved
 
 
 # ------------------------------------------------------------------------------------------------------------- the map

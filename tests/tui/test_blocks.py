@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from gpumon.analysis.blocks import allocator, cell_bytes, cells, largest_for, where
+from gpumon.analysis.blocks import (
+    AllocatorMap,
+    allocator,
+    cell_bytes,
+    cells,
+    largest_for,
+    largest_request,
+    verdict,
+    where,
+)
 from gpumon.tui.styles import ASCII, UNICODE
-from gpumon.tui.text_layout import width
+from gpumon.tui.text_layout import plain, width
 from gpumon.tui.widgets.block_lines import Map, map_lines, mark
 from gpumon.tui.widgets.block_map import BlockMap
 from gpumon_agent import wire
@@ -92,7 +101,112 @@ def test_lines_keep_their_room(new_run, store_of, glyphs: Any) -> None:
             assert all(width(line) <= room for line in lines)
 
 
+# --------------------------------------------------------------------------------------------------------- the verdict
+
+
+def holding(*large: tuple[tuple[int, int], ...], **how: Any) -> AllocatorMap:
+    """Large segments of these blocks (MiB, state)."""
+    return allocator(
+        wire.Segment(at << 40, sum(size for size, _ in blocks) * MIB, False, 0, blocks=tuple(
+            (size * MIB, state) for size, state in blocks), **how)
+        for at, blocks in enumerate(large)
+    )  # fmt: skip
+
+
+GAPS = ((80, USED), (100, FREE), (20, USED)), ((60, FREE), (40, USED)), ((30, FREE),)
+"""160 MiB in gaps, 30 MiB unused; the largest request was one of 200 MiB."""
+
+
+def test_the_largest_request_is_the_largest_segment_that_was_taken_for_one() -> None:
+    assert largest_request(holding(*GAPS)) == 200 * MIB
+    assert largest_request(holding(((20, USED),), ((22, USED),))) == 22 * MIB
+    assert largest_request(holding(((20, USED),))) is None, "20 MiB are taken for many requests below 10 MiB"
+    assert largest_request(holding(((400, USED),), expandable=True)) is None
+    assert largest_request(holding(((400, USED),), private=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "free", "harm", "said"),
+    [
+        ((((30, FREE),), ((90, USED),)), None, "none", "no harm: 30.0 MiB cached, and nothing of it between blocks"),
+        ((*GAPS, ((200, FREE),)), None, "none", "largest request so far 200.0 MiB, largest free block 200.0 MiB"),
+        (GAPS, 170, "none", "largest free block 100.0 MiB; the device has 200.0 MiB for a new segment"),
+        (GAPS, 169, "gaps", "the device has 199.0 MiB for a new segment, and 160.0 MiB lie in gaps"),
+        (GAPS, 10, "gaps", "harm: 190.0 MiB cached"),
+        (GAPS, 9, "full", "full, not fragmented: 190.0 MiB cached"),
+        ((((150, USED), (50, FREE)),), 150, "gaps", "the device has 150.0 MiB for a new segment, and 50.0 MiB lie in"),
+        ((((150, USED), (50, FREE)),), 149, "full", "full, not fragmented: 50.0 MiB cached"),
+        (GAPS, None, "unknown", "what the device has free is not known: no verdict"),
+        ((((15, USED), (5, FREE)),), 9, "unknown", "no segment tells how large a request was: no verdict"),
+    ],
+)
+def test_fragmentation_is_harmful_if_the_largest_request_fits_only_in_pieces(
+    blocks: Any, free: int | None, harm: str, said: str
+) -> None:
+    found = verdict(holding(*blocks), None if free is None else free * MIB)
+    assert found.harm == harm
+    assert said in found.text
+
+
+def test_a_request_that_failed_is_judged_by_its_own_size() -> None:
+    assert verdict(holding(*GAPS), 0, failed=180 * MIB).harm == "gaps"
+    assert verdict(holding(*GAPS), 0, failed=191 * MIB).harm == "full"
+    assert "180.0 MiB were requested" in verdict(holding(*GAPS), 0, failed=180 * MIB).text
+    assert "the device has at most 40.0 MiB" in verdict(holding(*GAPS), 10 * MIB, at_most=True).text
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_the_verdict_is_above_the_map_and_mixed_cells_are_in_the_legend(new_run, store_of, glyphs: Any) -> None:
+    record = store_of(new_run().hello().segments(3)).frame(0).ranks[0].segments[0]
+    shown = Map("cuda:0", record, allocator(record.segments), unix_ns=10**18)
+    for room, height in ((120, 34), (80, 19)):
+        text = plain(map_lines(shown, (0, 0), room, height, glyphs, "strong"))
+        assert text.splitlines()[1].strip().startswith(f"{glyphs.fits} no harm: 5.25 GiB cached, largest request so")
+        mixed = "▓ ▒" if glyphs is UNICODE else "% +"
+        assert f"{mixed} mixed: mostly allocated, mostly inactive split" in text
+        if glyphs is ASCII:
+            assert text.isascii()
+
+
 # ---------------------------------------------------------------------------------------------------------- in the app
+
+
+async def test_the_screen_asks_when_it_is_opened_and_not_again_while_the_reading_holds(
+    app_of, new_run, reader_of, settled, asked
+) -> None:
+    run = new_run().usual()
+    reader = reader_of(run)
+    app = app_of(reader=reader, asker=asked)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        assert asked.heard == []
+        await pilot.press("6")
+        await settled(pilot)
+        await settled(pilot)
+        assert len(asked.heard) == 1
+        reader.add(run.segments(12_432))
+        await settled(pilot)
+        await pilot.press("1", "6")
+        await settled(pilot)
+        assert len(asked.heard) == 2, "other segments are reserved now than when it was read"
+        reserved = app.view.device.ledger.reserved
+        part = wire.Segments(0, 1, 12_433, "forward", run.t_ns, "asked", 0, 1, (
+            wire.Segment(0, reserved, False, 0, blocks=((reserved, USED),)),), 5)  # fmt: skip
+        reader.add(run.say(part) or run)
+        await settled(pilot)
+        await pilot.press("1", "6")
+        await settled(pilot)
+        assert len(asked.heard) == 2, "nothing changed since"
+
+
+async def test_a_replay_is_not_asked(app_of, new_run, settled) -> None:
+    app = app_of(new_run().usual())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("6")
+        await settled(pilot)
+        assert "none can be requested: this viewer sends no requests" in " ".join(text_of(app).split())
+        assert "No request is possible" not in text_of(app)
 
 
 async def test_the_map_is_asked_for_by_key_and_gone_through_once(app_of, new_run, reader_of, settled, asked) -> None:
@@ -103,10 +217,11 @@ async def test_the_map_is_asked_for_by_key_and_gone_through_once(app_of, new_run
         await settled(pilot)
         await pilot.press("6")
         await settled(pilot)
-        assert "Not read yet. Press b" in text_of(app)
+        assert "Not read yet; asked for as this screen was opened" in text_of(app)
+        assert asked.heard == [(run.source, "blocks", 0)]
         await pilot.press("b")
         await settled(pilot)
-        assert asked.heard == [(run.source, "blocks", 0)]
+        assert asked.heard == [(run.source, "blocks", 0)] * 2
         reader.add(run.segments(12_432))
         await settled(pilot)
         shown = text_of(app)

@@ -141,6 +141,11 @@ def test_a_filter_and_the_flat_list_have_each_module() -> None:
     tree = net_of(*(block(number) for number in range(16)))
     assert rows_of((tree,), LayerView(wanted="up")).matches == 16
     assert len(rows_of((tree,), LayerView(flat=True)).rows) == 17
+    leaves = holder("", leaf("layer1", "Linear", 4), leaf("layer2", "Linear", 4))
+    for choice in (LayerView(flat=True), LayerView(wanted="layer")):
+        assert [row.layer.name for row in rows_of((Tree(0, 0, 1, leaves, None),), choice).rows if row.leaf] == [
+            "layer1", "layer2",
+        ]  # fmt: skip
 
 
 def test_one_sentence_says_where_most_is() -> None:
@@ -155,6 +160,12 @@ def test_most_is_more_than_half(other: int, start: str) -> None:
     figures = [LayerBytes(activations=value) for value in (800, other)]
     made = [LayerNode(name, name, "Linear", 0, own, own) for name, own in zip("bc", figures, strict=True)]
     assert sentence((Tree(0, 0, 1, holder("", *made), None),)).startswith(start)
+
+
+def test_a_part_is_taken_apart_while_one_of_its_parts_has_more_than_half() -> None:
+    tree = Tree(0, 0, 1, holder("", leaf("a", "Linear", 10), holder("b", leaf("b.x", "Linear", 40),
+                                                                   leaf("b.y", "Linear", 41))), None)  # fmt: skip
+    assert sentence((tree,)).startswith("89 % is in b: ")
 
 
 def shown_at(layers: LayersData, room: int = 120, height: int = 40, glyphs: Any = UNICODE, **how: Any) -> str:

@@ -7,7 +7,9 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from gpumon.analysis.blocks import allocator, outdated
 from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.view import View, device_of
 from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.block_map import BlockMap
 from gpumon.tui.widgets.header import Header
@@ -19,7 +21,7 @@ class BlocksScreen(RankScreen):
     AUTO_FOCUS = "#blocks"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "read", "Read", id="blocks.read",
-                tooltip="Read the allocator's blocks now, once, between two phases: the training waits about a"
+                tooltip="Read the allocator's blocks again, once, between two phases: the training waits about a"
                         " microsecond for each block"),
     ]  # fmt: skip
 
@@ -28,6 +30,33 @@ class BlocksScreen(RankScreen):
         yield AnswerLine(id="answer")
         yield BlockMap(id="blocks")
         yield KeyLine(id="keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked_at: set[tuple[str, int | None]] = set()
+
+    def on_screen_suspend(self) -> None:
+        self._looked_at.clear()
+
+    def show(self, view: View, *, calm: bool) -> None:
+        super().show(view, calm=calm)
+        self._read_once(view)
+
+    def _read_once(self, view: View) -> None:
+        """Asks for the shown device's blocks, once each time the screen is opened, unless the newest reading holds."""
+        rank = view.rank
+        if rank is None or not rank.synced or view.device is None or view.cannot_ask is not None:
+            return
+        if (rank.source, view.index) in self._looked_at:
+            return
+        self._looked_at.add((rank.source, view.index))
+        described = device_of(view)
+        if described is not None and described.kind == "cpu":
+            return
+        record = next((each for each in rank.segments if each.device == view.index), None)
+        reserved = view.device.ledger.reserved if view.device.ledger is not None else None
+        if record is None or outdated(allocator(record.segments), reserved):
+            self.action_read()
 
     def action_read(self) -> None:
         self.monitor.ask(wire.BLOCKS)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpumon.analysis import blocks
-from gpumon.analysis.blocks import ALLOCATED, SPLIT, UNUSED, WAITING, AllocatorMap, Cell, Pool, Totals
+from gpumon.analysis.blocks import ALLOCATED, SPLIT, UNUSED, WAITING, AllocatorMap, Cell, Pool, Totals, Verdict, verdict
 from gpumon.analysis.units import duration, percent, size
 from gpumon.session.frame import RankFrame, SegmentsRecord
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.text_layout import EMPTY, Line, Span, fit, flow, spread, words
+from gpumon.tui.text_layout import EMPTY, Line, Span, cells, fit, flow, spread, width, words
 from gpumon_agent import wire
 
 FOOT = 3
@@ -24,6 +24,9 @@ _KINDS = (
     (SPLIT, "inactive split", "line:reserved", "░", "-"),
     (UNUSED, "unused", "line:slack", "·", "."),
 )
+_HARM = {
+    "none": ("fits", "good"), "gaps": ("warning", "bad"), "full": ("warning", "warn"), "unknown": ("silent", "dim"),
+}  # fmt: skip
 _PARTLY = {ALLOCATED: ("▓", "%"), SPLIT: ("▒", "+")}
 
 
@@ -38,7 +41,17 @@ class Map:
     unix_ns: int = 0
     why_not: str | None = None
     on_gpu: bool = True
+    free: int | None = None  # of the device, by the driver; else `free_at_most`
+    free_at_most: bool = False
     key: str = "b"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        if self.found is None:
+            return None
+        failed = self.oom.requested if self.oom is not None else None
+        free, at_most = (self.oom.free, False) if self.oom is not None else (self.free, self.free_at_most)
+        return verdict(self.found, free, at_most=at_most, failed=failed)
 
 
 def oom_of(rank: RankFrame, record: SegmentsRecord) -> wire.Oom | None:
@@ -59,14 +72,14 @@ def map_lines(m: Map, chosen: tuple[int, int], room: int, height: int, glyphs: G
     foot = FOOT if height >= 9 else 0
     left_over = height - 1 - len(top) - foot
     pools, rest = _that_fit(m.found.pools, left_over)
-    width = max(1, room - MARGIN - 1)
+    per_row = max(1, room - MARGIN - 1)
     rows = max(1, left_over - len(pools) - bool(rest))
-    each = blocks.cell_bytes(AllocatorMap(m.found.totals, pools), width, max(rows, len(pools)))
+    each = blocks.cell_bytes(AllocatorMap(m.found.totals, pools), per_row, max(rows, len(pools)))
     lines = [spread(head, [(f"a cell is {size(each)} ", "dim")], room), *top]
     for number, pool in enumerate(pools):
         here = chosen[1] if number == chosen[0] else None
-        lines.append(fit(_heading(pool, number == chosen[0], glyphs), room))
-        lines += _rows(pool, each, width, here, glyphs)
+        lines.append(fit(_heading(pool, number == chosen[0], room, glyphs), room))
+        lines += _rows(pool, each, per_row, here, glyphs)
     if rest:
         together = blocks.sum_of(pool.totals for pool in rest)
         lines.append(fit([(f"   {len(rest)} more pools: {size(together.reserved)} reserved", "dim")], room))
@@ -93,11 +106,7 @@ def _facts(m: Map, record: SegmentsRecord, room: int, glyphs: Glyphs) -> list[Li
     read = f" read {clock}, step {record.step:,}, as {record.phase} began{waited}"
     if record.reason == "oom":
         read = f" read {clock}, step {record.step:,}, in {record.phase}, when an allocation failed"
-    lines: list[Line] = [fit([(read, "dim")], room)]
-    if m.oom is not None:
-        free = blocks.largest_for(m.found, m.oom.requested)
-        text = f" {size(m.oom.requested)} could not be allocated; the largest free block for it: {size(free)}"
-        lines.append(fit([(text, "bad")], room))
+    lines = [*_verdict(m, room, glyphs), fit([(read, "dim")], room)]
     items: list[Line] = []
     for kind, word, role, sign, plain in _KINDS:
         value = _of(t, kind)
@@ -107,34 +116,53 @@ def _facts(m: Map, record: SegmentsRecord, room: int, glyphs: Glyphs) -> list[Li
     items.append((("segments ", "dim"), (f"{t.segments:,}", "text"), ("  blocks ", "dim"), (f"{t.blocks:,}", "text")))
     items.append((("largest free block ", "dim"), (size(t.largest_free), "strong")))
     items.append((("fragmentation ", "dim"), (percent(t.fragmentation), "strong")))
+    items.append(_mixed(glyphs))
     return [*lines, *(fit(((" ", ""), *line), room) for line in flow(items, room - 2, gap=3))]
+
+
+def _verdict(m: Map, room: int, glyphs: Glyphs) -> list[Line]:
+    """Whether fragmentation is harmful, in at most two rows."""
+    said = m.verdict
+    if said is None:
+        return []
+    sign, role = _HARM[said.harm]
+    lead = f" {getattr(glyphs, sign)} "
+    rows = words(said.text, role, max(10, room - len(lead) - 1))[:2]
+    return [fit(((lead if not at else " " * len(lead), role), *row), room) for at, row in enumerate(rows)]
+
+
+def _mixed(glyphs: Glyphs) -> Line:
+    """The signs of cells with more than one state. Whose a block is, its record does not say: colours are states."""
+    at = 0 if glyphs.braille else 1
+    text = f"{_PARTLY[ALLOCATED][at]} {_PARTLY[SPLIT][at]} "
+    return ((text, "text"), ("mixed: mostly allocated, mostly inactive split", "dim"))
 
 
 def _of(t: Totals, kind: int) -> int:
     return (t.allocated, t.waiting, t.inactive_split, t.unused)[kind]
 
 
-def _heading(pool: Pool, here: bool, glyphs: Glyphs) -> list[Span]:
+def _heading(pool: Pool, here: bool, room: int, glyphs: Glyphs) -> list[Span]:
     t = pool.totals
     parts = [f"{t.segments:,} segment{'s' * (t.segments > 1)}", size(t.reserved)]
     parts += [f"{word} {size(value)}" for kind, word, *_ in _KINDS if (value := _of(t, kind)) and kind != ALLOCATED]
     if t.largest_free:
         parts.append(f"largest free block {size(t.largest_free)}")
-    return [
-        (f" {glyphs.now if here else ' '} ", "key"),
-        (f"{pool.name}  ", "strong" if here else "text"),
-        (" · ".join(parts) if glyphs.braille else ", ".join(parts), "dim"),
-    ]
+    between = " · " if glyphs.braille else ", "
+    start: list[Span] = [(f" {glyphs.now if here else ' '} ", "key"), (f"{pool.name}  ", "strong" if here else "text")]
+    while len(parts) > 1 and width(start) + cells(between.join(parts)) > room:
+        parts.pop()
+    return [*start, (between.join(parts), "dim")]
 
 
-def _rows(pool: Pool, each: int, width: int, chosen: int | None, glyphs: Glyphs) -> list[Line]:
+def _rows(pool: Pool, each: int, per_row: int, chosen: int | None, glyphs: Glyphs) -> list[Line]:
     made = blocks.cells(pool, each)
     begin, end = blocks.where(pool, chosen, each) if chosen is not None else (0, 0)
     lines: list[Line] = []
-    for start in range(0, len(made), width):
+    for start in range(0, len(made), per_row):
         spans: list[Span] = [(" " * MARGIN, "")]
         text, role = "", ""
-        for at in range(start, min(start + width, len(made))):
+        for at in range(start, min(start + per_row, len(made))):
             sign, this = mark(made[at], glyphs)
             if begin <= at < end:
                 this = "strong"
@@ -177,8 +205,9 @@ def _nothing(m: Map, room: int) -> list[Line]:
         text = f"There is no map of the allocator, and none can be requested: {m.why_not}."
     else:
         text = (
-            f"Not read yet. Press {m.key}: the agent reads the allocator's blocks once, between two phases; the "
-            "training waits about a microsecond for each block. At an out-of-memory it reads them without a request."
+            "Not read yet; asked for as this screen was opened. The agent reads the allocator's blocks once, between "
+            f"two phases, and the training waits about a microsecond for each block. {m.key} asks again. At an "
+            "out-of-memory the agent reads them without a request."
         )
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
 
@@ -193,6 +222,18 @@ def sums(m: Map) -> list[str]:
         f"fragmentation {percent(t.fragmentation)} = inactive split {t.inactive_split:,} / reserved {t.reserved:,}",
         f"largest free block {t.largest_free:,} B: a larger request takes a new segment from the device",
     ]
+    request = blocks.largest_request(m.found)
+    if request is not None:
+        said.append(
+            f"largest request so far {request:,} B, to 2 MiB: the largest segment of the large pool, because above "
+            "20 MiB each is taken for one request"
+        )
+    if m.verdict is not None:
+        said.append(
+            f"{m.verdict.text}. Fragmentation is harmful if a request as large as the largest so far fits neither in a "
+            "free block nor on the device, although both together have as many bytes."
+        )
+    said.append("colours are states: the allocator's record of a block does not say whose it is (Layers, Leaks do)")
     if m.record.spent_ns is not None:
         said.append(f"reading {t.blocks:,} blocks paused the training for {m.record.spent_ns:,} ns")
     return said

@@ -15,6 +15,19 @@ from gpumon.tui.widgets.block_lines import Map, map_lines, oom_of, sums
 from gpumon.tui.widgets.panel import Panel
 
 
+def _free_of(view: View) -> tuple[int | None, bool]:
+    """What the device has free, by the driver; else the most it can have free: its total minus what is reserved."""
+    device = view.device
+    lines = device.ledger if device is not None else None
+    if device is None or lines is None:
+        return None, False
+    at_most = lines.free is None
+    free = lines.free
+    if free is None and device.capacity is not None and lines.reserved is not None:
+        free = max(0, device.capacity - lines.reserved)
+    return free, at_most
+
+
 class BlockMap(Panel):
     """Pools, one below the other. Blocks are parsed once per reading; cells are computed at each draw."""
 
@@ -34,6 +47,7 @@ class BlockMap(Panel):
         super().__init__(id=id)
         self._record: SegmentsRecord | None = None
         self._found: AllocatorMap | None = None
+        self._free: tuple[int | None, bool] = (None, False)
         self._at = (0, 0)
 
     def pick(self, view: View) -> Map:
@@ -47,8 +61,11 @@ class BlockMap(Panel):
         if record is None:
             return Map(name, why_not=why_not, on_gpu=on_gpu)
         if record is not self._record:
-            self._record, self._found = record, allocator(record.segments)
-        return Map(name, record, self._found, oom_of(rank, record), rank.unix_ns(record.t_ns), why_not, on_gpu)
+            self._record, self._found, self._free = record, allocator(record.segments), (None, False)
+        if self._free[0] is None:  # kept as it was when the blocks were read: it changes all the time
+            self._free = _free_of(view)
+        at = rank.unix_ns(record.t_ns)
+        return Map(name, record, self._found, oom_of(rank, record), at, why_not, on_gpu, *self._free)
 
     def draw(self, slice_: Map, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         self._keep()

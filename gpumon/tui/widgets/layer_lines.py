@@ -14,9 +14,6 @@ from gpumon.tui.text_layout import Line, Span, cells, clip, fit, left, spread, w
 from gpumon.tui.widgets.device_bar import bar
 from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, LayerRow, LayerView, Rows
 
-MOST_HEADS = 6
-"""Lines above the rows, at most: the title, where most is, when it was read (two lines each), the columns."""
-
 TALL = 16
 """From this height on, there is room for more than the title and the columns above the rows."""
 

@@ -10,13 +10,12 @@ from textual.binding import Binding, BindingType
 from gpumon.analysis.layers import Tree
 from gpumon.analysis.layers import trees as trees_of
 from gpumon.session.frame import LayersRecord, ModelRecord
-from gpumon.tui.styles import Glyphs
+from gpumon.tui.styles import UNICODE, Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
 from gpumon.tui.widgets.layer_lines import (
     FOOT,
-    MOST_HEADS,
     LayersData,
     explanation,
     layer_lines,
@@ -74,7 +73,10 @@ class LayerTable(TablePanel):
         """Recomputed only when the trees or the user's choice change."""
         slice_: LayersData = self._slice or LayersData((), None)
         if self._choice is None and any(tree.root.children for tree in slice_.trees):
-            self._choice = LayerView(opened=opened_at_first(slice_.trees, max(6, self.size.height - MOST_HEADS - FOOT)))
+            room, height = self.size
+            above = lines_above(slice_, rows_of(slice_.trees, LayerView()), LayerView(), room, height, UNICODE)
+            below = max(6, height - len(above) - 1 - FOOT)
+            self._choice = LayerView(opened=opened_at_first(slice_.trees, below))
         choice = self._choice or LayerView()
         if self._rows is None or self._made_of != (slice_.trees, choice):
             self._rows, self._made_of = rows_of(slice_.trees, choice), (slice_.trees, choice)
