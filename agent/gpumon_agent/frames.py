@@ -29,7 +29,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CellType, CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumon_agent.guard import pass_on
 
@@ -47,6 +47,16 @@ _OURS = str(Path(__file__).parent)  # of the whole package
 _INSTALLED = tuple(
     {path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))}
 )
+
+
+class Place(NamedTuple):
+    """A line of code. Written as file.py:LINE; the path does not leave the process."""
+
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.path).name}:{self.line}"
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
@@ -83,8 +93,8 @@ def call_reader(code: CodeType) -> Callable[[FrameType], tuple[Any, Any, Any]] |
     return from_cells
 
 
-def users_line() -> str | None:
-    """file.py:LINE of the innermost frame of the user's code in this thread."""
+def users_line() -> Place | None:
+    """Of the innermost frame of the user's code in this thread."""
     user = next((frame for frame in outwards(sys._getframe(1)) if not is_installed(frame.f_code.co_filename)), None)
     return None if user is None else place(user)
 
@@ -104,8 +114,8 @@ def is_installed(path: str) -> bool:
     return path.startswith(("<frozen", *_INSTALLED)) or "site-packages" in path or "dist-packages" in path
 
 
-def place(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+def place(frame: FrameType) -> Place:
+    return Place(frame.f_code.co_filename, frame.f_lineno or 0)  # None in code without line numbers
 
 
 # ------------------------------------------------------------------------------------------------- one way a version

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dis
 import types
-from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
+from gpumon_agent.frames import Place
 from gpumon_agent.guard import pass_on
 from gpumon_agent.registry import REGISTRY
 
@@ -48,8 +48,8 @@ def dict_words(owner: Any, name: str) -> tuple[str, str]:
     return f".{name}", "attribute"
 
 
-def place(code: types.CodeType, line: int | None = None) -> str:
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno if line is None else line}"
+def place(code: types.CodeType, line: int | None = None) -> Place:
+    return Place(code.co_filename, code.co_firstlineno if line is None else line)
 
 
 def stored_at(code: types.CodeType, name: str) -> int | None:

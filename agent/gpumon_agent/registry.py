@@ -39,6 +39,10 @@ class Registry:
         """GPUMON_* variables already reported as ignored"""
         self.stored_lines: WeakKeyDictionary[CodeType, dict[str, int | None]] = WeakKeyDictionary()
         """naming: code → the line that first assigns each variable"""
+        self.source_files: dict[str, Any] = {}
+        """source_lines: path → the lines of a file that was read"""
+        self.source_texts: dict[Any, str | None] = {}
+        """source_lines: place → its line as it is sent"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()
 

@@ -173,3 +173,57 @@ def test_gpumon_run_names_no_secret_where_a_command_cannot_start() -> None:
     )  # fmt: skip
     assert ran.returncode == 2
     assert SECRET not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'token = "{SECRET}"',
+        f"api_key='{SECRET}', n=5",
+        f'os.environ["WANDB_API_KEY"] = "{SECRET}"',
+        f'os.environ.setdefault("HF_TOKEN", "{SECRET}")',
+        f'wandb.login(key=f"{SECRET}")',
+        f'settings = {{"api_key": "{SECRET}"}}',
+        f'password = """{SECRET}',
+        f'get("https://user:{SECRET}@host/path")',
+        f'get(url, headers={{"Authorization": "Bearer {SECRET}"}})',
+        f'system("train --api-key={SECRET}")',
+        f"login()  # token: {SECRET}",
+        "password = 24061",
+        f'note = "it\\"s"; token = "\\"{SECRET}"',
+    ],
+)
+def test_a_secret_in_a_line_of_source_is_hidden(line: str) -> None:
+    shown = wire.masking.masked_code(line)
+    assert "***" in shown
+    assert SECRET not in shown
+    assert "24061" not in shown
+    assert wire.masking.masked_code(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "key = self.key(x).view(b, t, 12, 64).transpose(1, 2)",
+        "cache.append(y[:, :512].detach().clone())",
+        "tokens, n = batch['input_ids'], 512",
+        'pad_token = "<pad>"',
+        "past_key_values[layer] = torch.cat((past, key), dim=2)  # (b, h, t, d)",
+        "x = [1, 0x1F, 2.5e-3]; print('a' 'b', f\"{x}\")",
+        "assert x, 'a text that does not end",
+        "",
+    ],
+)
+def test_a_line_of_source_without_a_secret_stays_as_it_is(line: str) -> None:
+    assert wire.masking.masked_code(line) == line
+
+
+def test_a_line_of_source_is_searched_up_to_16384_characters() -> None:
+    """More would take longer than a report is worth."""
+    assert len(wire.masking.masked_code("x" * 20_000)) == 16_384
+
+
+@given(st.text(max_size=60))
+def test_any_line_of_source_can_be_searched(line: str) -> None:
+    shown = wire.masking.masked_code(line)
+    assert wire.masking.masked_code(shown) == shown

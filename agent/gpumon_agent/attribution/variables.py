@@ -121,7 +121,7 @@ def _holder(found: _Found) -> wire.Holder:
     return wire.Holder(
         f"{name}{found.attribute}",
         "global" if script else "local",
-        place(code, stored_at(code, name)),
+        str(place(code, stored_at(code, name))),
         count=len(found.tensors),
         function=None if script else code.co_name,
     )

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpumon_agent import wire
+from gpumon_agent import source_lines, wire
 from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.workspaces import reads_traces_alone, snapshot, user_records
+from gpumon_agent.frames import Place
 from gpumon_agent.leaks.object_children import Files
 from gpumon_agent.thread_clock import ThreadClock
 from gpumon_agent.units import rounded
@@ -60,10 +61,10 @@ class Allocations:
         self._blocks: Iterator[Made | None] | None = None  # of the read in progress
         self._whole: list[Made] | None = None  # read in a pause
         self._traced: list[tuple[int, int, int]] | None = None  # device, address, bytes: to be read by address
-        self.lines: dict[int, str] = {}  # address → file.py:LINE, of the last read
+        self.lines: dict[int, Place] = {}  # address → the user's line that made it, of the last read
         self.unclaimed: tuple[wire.Unclaimed, ...] = ()
-        self._others: Counter[tuple[int, str]] = Counter()
-        self._sizes: Counter[tuple[int, str]] = Counter()
+        self._others: Counter[tuple[int, Place]] = Counter()
+        self._sizes: Counter[tuple[int, Place]] = Counter()
 
     @property
     def open(self) -> bool:
@@ -147,15 +148,20 @@ class Allocations:
         self._blocks = self._whole = None
         self._steps = STEPS if self.lines or self._others else min(2 * self._steps, STEPS_MAX)
         if self.survived:
-            unclaimed = [wire.Unclaimed(at[1], count, self._sizes[at], at[0]) for at, count in self._others.items()]
-            self.unclaimed = tuple(sorted(unclaimed, key=lambda each: -each.bytes)[: wire.HOLDERS_MAX])
+            most = sorted(self._sizes, key=lambda at: -self._sizes[at])[: wire.HOLDERS_MAX]
+            self.unclaimed = tuple(
+                wire.Unclaimed(
+                    str(line), self._others[device, line], self._sizes[device, line], device, source_lines.text(line)
+                )
+                for device, line in most
+            )
         return True
 
-    def _line(self, frames: Any) -> str | None:
+    def _line(self, frames: Any) -> Place | None:
         for frame in frames:
             file = frame["filename"]
             if file.endswith(".py") and self._files.users_file(file):
-                return f"{file.rpartition('/')[2]}:{frame['line']}"
+                return Place(file, frame["line"])
         return None
 
 

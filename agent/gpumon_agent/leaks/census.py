@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from gpumon_agent import wire
+from gpumon_agent import source_lines, wire
 from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.inventory import Inventory
+from gpumon_agent.frames import Place
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.allocations import Allocations
@@ -297,7 +298,7 @@ class _Taking:
         self._collects = True  # Python's collector is on
         self._reaches_back = False  # a single tensor's graph is too long to measure at once, or grows
         self._early = False  # intermediate results were sent before the deep rounds
-        self._lines: dict[int, str] = {}  # address → line that allocated it
+        self._lines: dict[int, Place] = {}  # address → line that allocated it
         self._wanted_lines: set[int] = set()  # addresses
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
@@ -579,6 +580,10 @@ class _Taking:
         found: dict[tuple[_Key, Name], list[InCycle]] = {}
         for each in self._cycles.found:
             found.setdefault((each.key, each.name), []).append(each)
+        lines = {
+            key: next((self._lines[one.address] for one in each if one.address in self._lines), None)
+            for key, each in found.items()
+        }
         return [
             wire.Group(
                 shape=tuple(shape),
@@ -587,11 +592,12 @@ class _Taking:
                 count=len(each),
                 bytes=sum(one.bytes for one in each),
                 has_graph=has_graph,
-                where=next((self._lines[one.address] for one in each if one.address in self._lines), None),
+                **_made_at(lines[key, name]),
                 holders=(name._replace(kind=wire.CYCLE).holder(len(each)),),
                 cyclic=len(each),
             )
-            for ((shape, dtype, device, has_graph, _), name), each in found.items()
+            for (key, name), each in found.items()
+            for shape, dtype, device, has_graph, _ in (key,)
         ][: wire.HOLDERS_MAX]
 
     def tell_early(self) -> None:
@@ -660,10 +666,14 @@ class _Taking:
             bytes=tally.bytes,
             has_graph=has_graph,
             graph_bytes=tally.graph_bytes,
-            where=made.most_common(1)[0][0] if made else None,
+            **_made_at(made.most_common(1)[0][0] if made else None),
             grown=None if before is None else tally.count - before[key],
             holders=tuple(name.holder(count) for name, count in together(+tally.holders).most_common(wire.HOLDERS_MAX)),
         )
+
+
+def _made_at(line: Place | None) -> dict[str, Any]:
+    return {} if line is None else {"where": str(line), "source_line": source_lines.text(line)}
 
 
 _RARELY = 10_000  # collector threshold from which it counts as off; Python's default is 700 to 2,000

@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 import msgspec
 
-from gpumon_agent import wire
+from gpumon_agent import source_lines, wire
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks.loads import GIVEN, Load, Loads
 from gpumon_agent.leaks.names import together
@@ -93,7 +93,7 @@ class Checkpoints:
             t_ns=monotonic_ns(),
             source=load.source,
             file=load.file,
-            where=load.where,
+            where=None if load.where is None else str(load.where),
             loaded=load.loaded[device],
             tensors=len(alive),
             alive=sum(alive.values()),
@@ -106,6 +106,7 @@ class Checkpoints:
             )
             if alive and device in load.holders
             else (),
+            source_line=source_lines.text(load.where),
         )
 
 

@@ -9,10 +9,10 @@ import re
 import sys
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+from gpumon_agent.frames import Place
 from gpumon_agent.leaks.bounded_containers import source
 from gpumon_agent.leaks.heap_walker import Root
 from gpumon_agent.leaks.object_children import Files, ours
@@ -111,7 +111,7 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
     if code.co_varnames[:1] == ("self",):
         own = str(getattr(code, "co_qualname", "self")).rpartition(".")[0]  # since Python 3.11
 
-    def where(name: str) -> str:
+    def where(name: str) -> Place:
         return place(code, stored_at(code, name))
 
     return Root(
@@ -165,7 +165,7 @@ def _handled() -> BaseException | None:
 def _line_in_module(name: str | None, code: CodeType | None) -> Any:
     """A function from a module variable to the line that first assigns it, in the running code or else the source."""
 
-    def where(variable: str) -> str | None:
+    def where(variable: str) -> Place | None:
         if code is not None:
             line = stored_at(code, variable)
             if line is not None:
@@ -176,10 +176,10 @@ def _line_in_module(name: str | None, code: CodeType | None) -> Any:
     return where
 
 
-def _in_source(file: str, variable: str) -> str | None:
+def _in_source(file: str, variable: str) -> Place | None:
     lines, name = source(file), re.escape(variable)
     for pattern in (rf"{name}[ \t]*(:[^=\n]+)?=", rf"(?:def|class)[ \t]+{name}\b"):
         for number, line in enumerate(lines, 1):
             if re.match(pattern, line):
-                return f"{Path(file).name}:{number}"
+                return Place(file, number)
     return None

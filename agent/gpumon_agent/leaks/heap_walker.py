@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpumon_agent import naming
+from gpumon_agent.frames import Place
 from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks import bounded_containers, object_children
 from gpumon_agent.leaks.object_children import (
@@ -77,7 +78,7 @@ class Root(NamedTuple):
     named: bool = False  # a namespace: its dict's keys are variables
     own: str = ""  # the class name that replaces `self`
     module: str | None = None  # whose globals these are
-    where: Callable[[str], str | None] = lambda _: None  # the line that first gave the variable a value
+    where: Callable[[str], Place | None] = lambda _: None  # the line that first gave the variable a value
 
 
 class _Level:
@@ -576,7 +577,7 @@ class HeapWalker:
         level = self._levels[-1]
         labels: list[str] = []
         tags: set[str] = set()
-        where: str | None = None
+        where: Place | None = None
         told_class = False
         for above, each in zip(self._levels, self._levels[1:], strict=False):
             label, tag = self._label(above, each.label, each.tag, each.key, each.obj, each.at)
@@ -624,7 +625,7 @@ class HeapWalker:
         """The objects on the path to the tensor passed to `found`, innermost first."""
         return (level.obj for level in reversed(self._levels))
 
-    def _users_class(self) -> str | None:
+    def _users_class(self) -> Place | None:
         """The line of the innermost user-defined object's class, used if there is no better line."""
         for each in reversed(self._levels):
             if each.how == REFERENTS and self._files.users_module(type(each.obj).__module__):
@@ -698,7 +699,7 @@ class HeapWalker:
             stems = self._stems[above.identity] = Counter(key.rstrip(_DIGITS) for key in newest)
         return f"{stem}*" if stems[stem] >= _NUMBERED else name
 
-    def _line_within(self, above: _Level, label: str) -> str | None:
+    def _line_within(self, above: _Level, label: str) -> Place | None:
         """The line of a frame's local variable; for a function's closures and defaults, its first line."""
         code = object_children.code_of(above.obj)
         if code is None or above is self._levels[0]:

@@ -56,7 +56,7 @@ class Load:
     """One load, and its tensors that are still alive."""
 
     def __init__(
-        self, number: int, source: str, step: int, file: str | None, where: str | None, mapped: bool | None
+        self, number: int, source: str, step: int, file: str | None, where: frames.Place | None, mapped: bool | None
     ) -> None:
         self.number = number
         self.source = source

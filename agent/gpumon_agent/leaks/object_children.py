@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import Size, Tensor, device, dtype
 
-from gpumon_agent import frames, wire
+from gpumon_agent import frames, source_lines, wire
+from gpumon_agent.frames import Place
 from gpumon_agent.guard import pass_on
 from gpumon_agent.naming import instance_dict, place
 
@@ -290,8 +291,8 @@ def code_around(owner: Any) -> tuple[str | None, Callable[[str], Any]]:
     return file if isinstance(file, str) else None, of_self
 
 
-def class_line(kind: type) -> str | None:
-    """file.py:LINE of a class; before Python 3.13 the line of its first method. None: it has no methods."""
+def class_line(kind: type) -> Place | None:
+    """The line of a class; before Python 3.13 the line of its first method. None: it has no methods."""
     first = vars(kind).get("__firstlineno__")  # since Python 3.13
     codes = [code for value in vars(kind).values() if (code := getattr(value, "__code__", None)) is not None]
     codes = [code for code in codes if isinstance(code, types.CodeType)]
@@ -346,7 +347,7 @@ def attribute(owner: Any, child: Any) -> str | None:
 class Name(NamedTuple):
     text: str
     kind: str
-    where: str | None
+    where: Place | None
     function: str | None = None  # of the variable that `text` begins with
 
     @property
@@ -355,7 +356,8 @@ class Name(NamedTuple):
         return f"{self.text}@{self.function}"
 
     def holder(self, count: int) -> wire.Holder:
-        return wire.Holder(self.text, self.kind, self.where, count, self.function)
+        where = None if self.where is None else str(self.where)
+        return wire.Holder(self.text, self.kind, where, count, self.function, source_lines.text(self.where))
 
 
 PAIRED = frozenset(kind for kind, layout in _EXACT.items() if layout in (PAIRS, FUNCTION, BUILTIN))

@@ -25,7 +25,7 @@ LARGE_BYTES = 20 << 20  # up to here a segment serves tensors of many sizes
 class FailureSite(NamedTuple):
     """Texts and numbers only."""
 
-    where: str | None = None  # file.py:LINE
+    where: frames.Place | None = None
     module: str | None = None
     stack: tuple[str, ...] = ()  # "file.py:LINE in function", outermost first
 
@@ -38,7 +38,7 @@ def read(models: Iterable[Module], training_thread: int) -> FailureSite:
         stack = own + ([*frames.outwards(waiting)] if waiting is not None else [])
     user = next((frame for frame in stack if not _installed(frame)), None)
     return FailureSite(
-        where=None if user is None else frames.place(user),
+        where=user and frames.place(user),
         module=_module(own, models),
         stack=tuple(f"{frames.place(frame)} in {frame.f_code.co_name}" for frame in reversed(stack[:STACK_MAX])),
     )

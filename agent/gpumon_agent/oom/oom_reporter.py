@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon_agent import environment, wire
+from gpumon_agent import environment, source_lines, wire
 from gpumon_agent.attribution import workspaces
 from gpumon_agent.guard import Guard
 from gpumon_agent.oom import failure_site, memory_viz, report_file
@@ -66,7 +66,8 @@ class OomReporter:
         report = msgspec.structs.replace(
             oom,
             message=report_file.message(oom, hello.backend, _total(hello, oom.device)),
-            where=seen.where,
+            where=None if seen.where is None else str(seen.where),
+            source_line=source_lines.text(seen.where),
             module=seen.module,
             same_size=failure_site.same_size(models, oom.requested),
         )
@@ -116,6 +117,7 @@ class OomReporter:
             reserved=oom.reserved,
             message=oom.message,
             where=oom.where,
+            source_line=oom.source_line,
             module=oom.module,
             stack=seen.stack,
             ledger={n: v for n in _OWNERS if (v := getattr(ledger, n)) is not None} if ledger is not None else {},

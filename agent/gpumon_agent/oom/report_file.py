@@ -100,6 +100,7 @@ class Report(msgspec.Struct, frozen=True):
     parameters: dict[Text, Parameter]  # in the model's order
     parameters_left_out: Count = 0  # the smallest, if there were too many
     version: Index = 1  # of this format
+    source_line: Text | None = None  # the text of the line `where`; None: not read
 
 
 def encoded(report: Report) -> bytes:
@@ -131,7 +132,7 @@ def text(report: Report) -> str:
         f"step {report.step}, {report.phase}" + (f", in {report.module}" if report.module else ""),
     ]
     if report.where:
-        lines.append(f"requested at {report.where}")
+        lines.append(f"requested at {report.where}" + (f"  {report.source_line}" if report.source_line else ""))
     if report.ledger:
         lines += ["", f"Owners at the end of {report.ledger_phase}, step {report.ledger_step}, bytes:"]
         lines += [f"  {name:<14}{count:>20,}" for name, count in report.ledger.items()]

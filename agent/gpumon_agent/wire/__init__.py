@@ -14,6 +14,7 @@ Bytes are ints. An unknown value is None, never 0. Clocks: `*_ns` are the agent'
 
 from __future__ import annotations
 
+from .base import CODE_CHARS_MAX as CODE_CHARS_MAX
 from .base import LOCAL_RANKS_MAX as LOCAL_RANKS_MAX
 from .base import NAME_CHARS_MAX as NAME_CHARS_MAX
 from .base import RANKS_MAX as RANKS_MAX

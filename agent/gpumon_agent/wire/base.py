@@ -12,6 +12,7 @@ from .masking import masked
 
 NAME_CHARS_MAX = 120
 TEXT_CHARS_MAX = 4096  # messages of exceptions, commands
+CODE_CHARS_MAX = 200  # a line of source: longer ones are data
 
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Few = Annotated[tuple[Text, ...], Meta(max_length=512)]

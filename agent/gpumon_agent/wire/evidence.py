@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from .base import (
+    CODE_CHARS_MAX,
     NAME_CHARS_MAX,
     TEXT_CHARS_MAX,
     Address,
@@ -47,6 +48,7 @@ class Holder(Message, frozen=True):
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
     count: Count = 0  # tensors of the group reached through it
     function: Text | None = None  # whose variable it is: "main"; None for a global, an attribute of a class, …
+    source_line: Text | None = None  # the text of the line `where`; None: not read
 
     def __post_init__(self) -> None:
         name, inside, function = self.name.rpartition(_IN)
@@ -56,6 +58,7 @@ class Holder(Message, frozen=True):
         if self.kind == CYCLE and self.name.startswith(_CYCLE_OF):
             msgspec.structs.force_setattr(self, "name", self.name.removeprefix(_CYCLE_OF))
         clean_fields(self, "name", "kind", "where", "function")
+        clean_fields(self, "source_line", limit=CODE_CHARS_MAX)
 
     @property
     def text(self) -> str:
@@ -98,9 +101,11 @@ class Group(Message, frozen=True):
     where: Text | None = None  # file.py:LINE where the newest of them were made
     phase: Text | None = None  # and in which phase
     cyclic: Count = 0  # of them held only by a reference cycle that the garbage collector has not visited
+    source_line: Text | None = None  # the text of the line `where`; None: not read
 
     def __post_init__(self) -> None:
         clean_fields(self, "dtype", "where", "phase")
+        clean_fields(self, "source_line", limit=CODE_CHARS_MAX)
 
 
 class Unclaimed(Message, frozen=True):
@@ -110,9 +115,11 @@ class Unclaimed(Message, frozen=True):
     count: Count
     bytes: Bytes
     device: Ordinal
+    source_line: Text | None = None  # the text of that line; None: not read
 
     def __post_init__(self) -> None:
         clean_fields(self, "where")
+        clean_fields(self, "source_line", limit=CODE_CHARS_MAX)
 
 
 class Census(Message, frozen=True, tag="census"):
@@ -156,9 +163,11 @@ class Checkpoint(Message, frozen=True, tag="checkpoint"):
     mapped: bool | None = None  # map_location was given; None if the source has none
     foreign: bool = False  # no watched model lives on this device
     holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()
+    source_line: Text | None = None  # the text of the line `where`; None: not read
 
     def __post_init__(self) -> None:
         clean_fields(self, "source", "file", "where")
+        clean_fields(self, "source_line", limit=CODE_CHARS_MAX)
 
 
 BlockState = Annotated[int, Meta(ge=0, le=255)]

@@ -1,9 +1,12 @@
-"""Hides passwords, tokens and keys in a command line, before it is stored, sent or shown.
+"""Hides passwords, tokens and keys in a command line or a line of source, before it is stored, sent or shown.
 
 The value of an option is hidden if the name indicates a secret: `--api-key X`, `--hf_token=X`, `WANDB_API_KEY=X`,
 `+auth.token=X`, also inside a longer argument (`--export=ALL,WANDB_API_KEY=X`, `{"api_key": "X"}`,
 `https://host/?token=X`). User and password in a URL are hidden too. Names are split into words first, so that
 `--tokenizer gpt2`, `--max_tokens 512` and `--num-key-value-heads 8` stay readable.
+
+In a line of source only what is written there can be a secret, not what it computes: `token = "X"` is hidden, `key =
+self.key(x)` is not.
 """
 
 from __future__ import annotations
@@ -42,6 +45,13 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _ASSIGNED = re.compile(r"([-+~]*[^\W\d][\w.\-/:@]*)=(.*)", re.S)
 _NAMED = re.compile(r"""(?<![\w.\-])([^\W\d][\w.\-]*)(["']?\s*[=:](?!//)\s*)""")  # inside an argument
 _VALUE = re.compile(r"""(["'])((?!\1).)*\1?|[^\s"',;&}\]]+""", re.S)
+_NAME = re.compile(r"[^\W\d]\w*")
+_CODE = re.compile(
+    r"""(?P<comment>\#.*)|(?P<quote>\"{3}|'{3}|["'])(?P<body>(?:\\.|(?!(?P=quote)).)*)(?P<end>(?P=quote))?"""
+    r"""|(?P<name>[^\W\d]\w*)"""
+    r"""|(?P<number>\d[\w.]*)|.""",
+    re.S,
+)
 _AUTHORITY = re.compile(r"[^\s/?#]*")
 _ODD_PASSWORD = re.compile(r"[^\s/?#:@]*:(?!\d{1,5}(?:[/?#,]|$))\S*@")  # contains / ? or #; not followed by a port
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s\"']+", re.I)
@@ -66,6 +76,39 @@ def masked(argv: Iterable[str]) -> Iterator[str]:
         if assigned is None and argument.startswith("-") and is_secret(argument):
             name = argument
         yield _inside(argument)
+
+
+def masked_code(line: str) -> str:
+    """A line of Python: the texts behind the name of a secret are replaced by `***`, and passwords of digits, and a
+    comment that names a secret.
+
+    Other texts and comments are searched like a command: URLs, `Bearer X`, `--api-key=X`.
+    """
+    out, secret, before = "", False, ""
+    for part in _CODE.finditer(line[:ARGUMENT_CHARS_MAX]):
+        text = part[0]
+        if part["quote"]:
+            quote = part["quote"]
+            if secret:
+                text = quote + MASK + quote
+            else:
+                secret = any(map(is_secret, _NAME.findall(text)))
+                text = quote + _as_a_command(part["body"]) + (part["end"] or "")
+        elif part["name"]:
+            secret = secret or is_secret(text)
+            before = text
+        elif part["number"]:
+            text = MASK if secret and _hides(before, text) else text
+        elif part["comment"] and any(map(is_secret, _NAME.findall(text))):
+            text = f"# {MASK}"
+        elif part["comment"]:
+            text = _as_a_command(text)
+        out += text
+    return out
+
+
+def _as_a_command(text: str) -> str:
+    return " ".join(masked(_inside(text).split(" ")))
 
 
 def is_secret(name: str) -> bool:

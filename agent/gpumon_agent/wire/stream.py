@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from .base import (
     BYTES_MAX,
+    CODE_CHARS_MAX,
     TEXT_CHARS_MAX,
     Bytes,
     Count,
@@ -216,9 +217,11 @@ class Oom(Message, frozen=True, tag="oom"):
     module: Text | None = None  # path of the module that ran
     same_size: Annotated[tuple[Sized, ...], Meta(max_length=16)] = ()  # parameters of the requested size
     report: Text | None = None  # path of the report on the agent's machine
+    source_line: Text | None = None  # the text of the line `where`; None: not read
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "where", "module")
+        clean_fields(self, "source_line", limit=CODE_CHARS_MAX)
         clean_fields(self, "message", "report", limit=TEXT_CHARS_MAX)
         for name in ("total", "free"):  # unknown is a value near 2 ** 64 in some drivers (WSL)
             if (getattr(self, name) or 0) > BYTES_MAX:
