@@ -34,8 +34,11 @@ def command(as_json: bool, watch: bool) -> None:
         if not glances:
             say(NONE, err=True)
         return
-    with contextlib.suppress(KeyboardInterrupt):
-        _watch(as_json)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(as_json)
+    except BrokenPipeError:  # the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
 
 
 def _say(glances: Sequence[Glance], as_json: bool) -> None:
@@ -52,7 +55,7 @@ def _watch(as_json: bool) -> None:
     titled, were = False, True
     while True:
         began = time.monotonic()
-        glances = glance(discover())
+        glances = glance(discover(), EVERY_S)
         if drawn:
             click.echo(_CLEAR, nl=False)
             _say(glances, as_json=False)

@@ -144,6 +144,14 @@ def watched(job: dict[str, str], is_job: Callable[[str], bool], arguments: list[
     assert came[2] - came[0] > 1.5
 
 
+def test_ls_watch_ends_with_its_reader(job: dict[str, str]) -> None:
+    script = '"$0" -m gpumon ls --watch | head -1; echo "${PIPESTATUS[0]}"'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable], env=job, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert (done.stdout.splitlines()[0].split()[0], done.stdout.splitlines()[1:], done.stderr) == ("TIME", ["0"], "")
+
+
 def test_ls_watch_redraws_a_terminal(job: dict[str, str]) -> None:
     code, _, shown = in_pty([*GPUMON, "ls", "--watch"], {**job, "TERM": "xterm"}, until="\x1b[H\x1b[2J", times=2)
     assert (code, "trän" in shown) == (0, True), shown
