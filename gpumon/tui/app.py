@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.timer import Timer
 
 from gpumon.analysis import RankReport, Reporter
-from gpumon.analysis.answer import Answer, answer
+from gpumon.analysis.answer import Answer, answer, line
 from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
@@ -33,15 +34,12 @@ from gpumon.tui.status_log import StatusLog
 from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
-from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, Said, View, choose
+from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, WHOLE_RUN, Said, View, choose, newest_step
 from gpumon.tui.widgets.findings_strip import details_of
 from gpumon.tui.widgets.home_rows import HomePage
 from gpumon_agent import wire
 
 TICK_S = 0.25
-HOME_TICKS = 4
-"""On the Home screen once a second: what it shows is no newer."""
-
 TURNS = 4
 """Table updates, at most, until each of many ranks is analysed again."""
 
@@ -102,6 +100,13 @@ class MonitorApp(App[int]):
         Binding("s", "snapshot", "Snapshot", id="app.snapshot",
                 tooltip="Write a snapshot for PyTorch's memory_viz page, on the machine that trains; the path is shown"
                         " here and in the log"),
+        Binding("y", "copy", "Copy", id="app.copy",
+                tooltip="Copy the answer and the most important finding as Markdown (the terminal must allow OSC 52)"),
+        Binding("S", "picture", "Picture", id="app.picture",
+                tooltip="Save this screen as an SVG picture in the current directory"),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="app.suspend",
+                tooltip="Back to the shell; fg continues"),
+        Binding("escape", "up", "Overview", show=False, id="app.up", tooltip="Back to the Overview"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
         Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",
                 tooltip="Replay twice as fast"),
@@ -245,9 +250,8 @@ class MonitorApp(App[int]):
             self.exit(HUNG_UP)
             return
         self._ticks += 1
-        if self.at_home and self._ticks % HOME_TICKS:
-            return
-        self._show(calm=self.at_home or self._ticks % 2 == 0)
+        if not self.at_home:  # that is drawn when it has something new
+            self._show(calm=self._ticks % 2 == 0)
 
     def redraw(self) -> None:
         """Redraws everything at once, e.g. after a key press."""
@@ -260,7 +264,7 @@ class MonitorApp(App[int]):
             frame = self._store.frame(self._clock(), shown)
             self._note_changes(frame)
             for text in self._changes.answers(frame):  # the agent's message is already in the log
-                self.notify(text, timeout=TOLD_S, markup=False)
+                self.toast(text)
             if calm and self._seen is not None:
                 self._seen(frame)
             reports, answered = self.view.reports, self.view.answer
@@ -317,8 +321,11 @@ class MonitorApp(App[int]):
 
     def zoom(self, by: int) -> None:
         """Fewer (−1) or more (+1) steps in the timeline."""
-        at = SPANS.index(self._span) + by
-        self._span = SPANS[max(0, min(len(SPANS) - 1, at))]
+        steps = self.view.rank.steps if self.view.rank is not None else ()
+        shown = min(self._span, steps[-1].step - steps[0].step + 1 if steps else self._span)
+        closer = max((span for span in SPANS if span < shown), default=SPANS[0])
+        wider = min((span for span in SPANS if span > self._span), default=SPANS[-1])
+        self._span = closer if by < 0 else wider
         self._again()
 
     def next_rank(self, by: int) -> None:
@@ -412,13 +419,13 @@ class MonitorApp(App[int]):
     def tell(self, text: str) -> None:
         """Shows a message over the screen and logs it."""
         self.say(text)
-        self.notify(text, timeout=TOLD_S, markup=False)
+        self.toast(text)
 
     def ask(self, what: str) -> None:
         """Sends a request about the shown device to the rank's agent. The result arrives as an event."""
         rank, why_not = self.view.rank, self.view.cannot_ask
         if rank is None or why_not is not None or self._asker is None:
-            self.notify(f"No request is possible: {why_not or 'no agent is connected'}.", timeout=TOLD_S, markup=False)
+            self.toast(f"No request is possible: {why_not or 'no agent is connected'}.")
             return
         self._tasks.start(self._ask(self._asker, rank.source, what, self.view.index or 0))
 
@@ -429,7 +436,7 @@ class MonitorApp(App[int]):
             self.tell(str(error))
             return
         if reply.accepted:
-            self.notify(f"{what}: {reply.why}", timeout=TOLD_S, markup=False)
+            self.toast(f"{what}: {reply.why}")
         else:
             self.tell(f"{what}: {reply.why}")
 
@@ -472,6 +479,33 @@ class MonitorApp(App[int]):
         if len(self.screen_stack) == 1:
             self.open_finding()
 
+    def action_copy(self) -> None:
+        from gpumon.tui.screens.help import markdown
+
+        found = job_findings(self.view.frame, self.view.reports)
+        self.copy_to_clipboard(f"{line(self.view.answer)}\n\n{markdown(found[0]) if found else ''}".strip() + "\n")
+        self.toast("Copied as Markdown.")
+
+    def action_picture(self) -> None:
+        rank = self.view.rank
+        step = newest_step(rank) if rank is not None else None
+        name = Path(rank.hello.name).stem if rank is not None else "gpumon"
+        file = Path.cwd() / f"gpumon-{name}-{self.current_mode}{'' if step is None else f'-{step}'}.svg"
+        try:
+            file.write_text(self.export_screenshot(), encoding="utf-8")
+        except OSError as error:
+            self.tell(f"The picture cannot be saved: {error.strerror} ({file}).")
+            return
+        self.tell(f"Saved {file}")
+
+    def action_up(self) -> None:
+        self.action_mode("overview")
+
+    def toast(self, text: str) -> None:
+        """Shows a message over the screen, instead of the one before."""
+        self.clear_notifications()
+        self.notify(text, timeout=TOLD_S, markup=False)
+
     def action_snapshot(self) -> None:
         self.ask(wire.SNAPSHOT_FILE)
 
@@ -489,6 +523,10 @@ class MonitorApp(App[int]):
             return self._pace is not None
         if action == "theme":
             return not self.colourless
+        if action == "up":
+            return self.current_mode not in ("overview", "home") and not isinstance(self.screen, ModalScreen)
+        if action == "copy":
+            return self.view.rank is not None
         if action == "finding":
             return bool(job_findings(self.view.frame, self.view.reports))
         if action == "snapshot":
@@ -502,13 +540,18 @@ class MonitorApp(App[int]):
                 return False
             ranks = self.view.frame.ranks  # a rank that is heard alone may be one of many
             several = len(ranks) > 1 or any((rank.hello.world_size or 1) > 1 for rank in ranks)
-            return parameters != (self.current_mode,) and (parameters != ("ranks",) or several)
+            if parameters == (self.current_mode,):
+                return None
+            return parameters != ("ranks",) or several
         return True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Palette commands for the key actions."""
         yield SystemCommand("Quit", "Quit; the training goes on unaffected", self.action_leave)
         yield SystemCommand("Help", "All keys, all words", self.action_help)
+        yield SystemCommand("Picture", "Save this screen as an SVG picture", self.action_picture)
+        if self.check_action("copy", ()):
+            yield SystemCommand("Copy", "The answer and the most important finding, as Markdown", self.action_copy)
         if self.check_action("finding", ()):
             yield SystemCommand("Finding", "The most important finding in full", self.action_finding)
         yield SystemCommand("Pause", "Hold the picture still, or let it go on", self.action_pause)
@@ -523,7 +566,8 @@ class MonitorApp(App[int]):
         if isinstance(screen, OverviewScreen):
             yield SystemCommand("Explain", "What the focused panel's numbers mean", screen.action_explain)
             for span in SPANS:
-                yield SystemCommand(f"Timeline: {span} steps", "", lambda s=span: self._zoom_to(s))
+                which = "the whole run" if span == WHOLE_RUN else f"{span} steps"
+                yield SystemCommand(f"Timeline: {which}", "", lambda s=span: self._zoom_to(s))
         if not self.colourless:
             for theme in NAMES:
                 yield SystemCommand(f"Theme: {theme.removeprefix('gpumon-')}", "", lambda t=theme: self.look(t))

@@ -16,8 +16,9 @@ _TERMS = (
     Term("allocated", "Bytes in blocks that tensors hold now, as PyTorch's allocator counts them.",
          "weights + buffers + gradients + optimizer + buckets + inputs + activations + workspaces + checkpoints"
          " + unexplained + rounding"),
-    Term("reserved", "Bytes the allocator took from the device and keeps for reuse.", "allocated + slack"),
-    Term("slack", "Reserved, but in no tensor: this process can use it, others cannot.", "reserved − allocated"),
+    Term("reserved", "Bytes the allocator took from the device and keeps for reuse.", "allocated + cached"),
+    Term("cached", "Reserved, but in no tensor: this process can use it, others cannot. In JSON: slack.",
+         "reserved − allocated"),
     Term("rounding", "Bytes that block sizes add to the requests (multiples of 512 B, unsplit remainders).",
          "allocated − requested"),
     Term("context", "Bytes of this process outside the allocator: CUDA context, kernels, libraries.",
@@ -49,9 +50,9 @@ _TERMS = (
     Term("tied", "The module shares its parameters with another one (= its path), which counts them."),
     Term("total", "All known bytes of the line.", "weights + buffers + gradients + optimizer + activations"),
     Term("share", "This line's part of the whole model's total."),
-    Term("phase", "load, forward, backward, optimizer, between, eval, or a name the script gives. Phases follow each"
-                  " other without a gap: each starts where the one before it ended. rollout ×300: 300 forwards"
-                  " without a graph in one step, with the model in training mode."),
+    Term("phase", "load, forward, backward, optimizer, data (in JSON: between), eval, or a name the script"
+                  " gives. Phases follow each other without a gap: each starts where the one before it ended."
+                  " rollout ×300: 300 forwards without a graph in one step, with the model in training mode."),
     Term("start", "Allocated when the phase began.", "end of the phase before it"),
     Term("peak", "The highest allocated within the phase."),
     Term("end", "Allocated when the phase ended."),

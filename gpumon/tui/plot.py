@@ -15,6 +15,9 @@ _FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # bits
 _DOT = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # one dot, counted from below
 UPRIGHT = ("┊", ":")  # with braille, and without
 
+SHORTEST = 10
+"""Fewer values than this are not stretched over the full width."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -27,29 +30,21 @@ class Curve:
     sign: str = "#"  # used without braille
 
 
-def columns(values: Sequence[int | None], first_step: int, count: int) -> list[int | None]:
-    """`values` (one per step, from `first_step`) as at most `count` dot columns: the maximum of each column's steps.
+def columns(points: Sequence[tuple[int, int, int | None]], first: int, last: int, count: int) -> list[int | None]:
+    """(from step, to step, value) as at most `count` dot columns of equally many steps, the maximum of each column.
 
-    A column holds ⌈n / count⌉ steps and begins at a multiple of that; the oldest steps are dropped if they fill no
-    column. With fewer steps than columns, a step is several columns wide. A single high step is always visible.
+    Columns begin at multiples of their length, so that the plot moves by whole columns. Few steps are several wide.
     """
-    if not values or count <= 0:
-        return []
-    if len(values) <= count:
-        each = count // len(values)
-        return [value for value in values for _ in range(each)]
-    each = -(-len(values) // count)
-    start = first_step % each
-    made: list[int | None] = []
-    low = 0
-    high = each - start
-    if -(-(len(values) + start) // each) > count:  # drop the oldest column rather than cut it in two
-        low, high = high, high + each
-    while low < len(values):
-        known = [v for v in values[low:high] if v is not None]
-        made.append(max(known) if known else None)
-        low, high = high, high + each
-    return made
+    each = -(-(last - first + 1) // count)
+    base = first - first % each
+    made: list[int | None] = [None] * ((last - base) // each + 1)
+    for begin, end, value in points:
+        if value is not None:
+            for at in range((max(begin, first) - base) // each, (end - base) // each + 1):
+                before = made[at]
+                made[at] = value if before is None or value > before else before
+    wide = max(1, count // max(SHORTEST, len(made))) if each == 1 else 1
+    return [value for value in made for _ in range(wide)][-count:]
 
 
 def plot(

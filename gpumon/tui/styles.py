@@ -35,6 +35,7 @@ _HUES: Final = {
     "activations": SKY, "temporaries": PURPLE, "workspaces": YELLOW, "checkpoints": ORANGE, "unexplained": VERMILLION,
     "unattributed": SKY, "context": PURPLE, "other_processes": YELLOW, "allocated": SKY, "reserved": ORANGE,
     "device": PURPLE, "capacity": VERMILLION, "other_models": GREEN, "variables": PURPLE, "held": SKY,
+    "leak": VERMILLION,
 }  # fmt: skip
 
 _GREYS_DARK: Final = {"rounding": "#8b949e", "slack": "#6e7681", "free": "#3d444d"}
@@ -72,6 +73,8 @@ class Glyphs:
     gone: str
     fits: str
     rule: str
+    highest: str
+    coming: str
     braille: bool
 
 
@@ -79,12 +82,12 @@ UNICODE: Final = Glyphs(
     lines={
         "weights": "█", "buffers": "▉", "gradients": "▓", "optimizer": "▒", "buckets": "▥", "inputs": "▪",
         "activations": "▚", "temporaries": "▞", "workspaces": "╳", "checkpoints": "▤", "unexplained": "?",
-        "unattributed": "╱", "rounding": "∷", "slack": "░", "context": "◆", "other_processes": "◇", "free": "·",
+        "unattributed": "╱", "rounding": "∷", "slack": "┄", "context": "◆", "other_processes": "◇", "free": "·",
         "allocated": "⣿", "reserved": "⠤", "device": "⠄", "capacity": "╌", "other_models": "▦",
-        "variables": "◫", "held": "▨",
+        "variables": "◫", "held": "▨", "leak": "L",
     },
     live="●", silent="◌", ended="■", paused="‖", now="▸", warning="▲", info="•", gone="✓", fits="✓",
-    rule="─", braille=True,
+    rule="─", highest="┊", coming="┆", braille=True,
 )  # fmt: skip
 ASCII: Final = Glyphs(
     lines={
@@ -92,10 +95,10 @@ ASCII: Final = Glyphs(
         "activations": "A", "temporaries": "T", "workspaces": "K", "checkpoints": "C", "unexplained": "?",
         "unattributed": "U", "rounding": "r", "slack": "s", "context": "x", "other_processes": "o", "free": ".",
         "allocated": "#", "reserved": "-", "device": "=", "capacity": "~", "other_models": "M",
-        "variables": "V", "held": "H",
+        "variables": "V", "held": "H", "leak": "L",
     },
     live="*", silent="?", ended="#", paused="=", now=">", warning="!", info="-", gone="+", fits="+",
-    rule="-", braille=False,
+    rule="-", highest=":", coming="|", braille=False,
 )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
 
-SPANS = (20, 50, 100, 200, 500, 1000, 2000)
+WHOLE_RUN = 1 << 62
+SPANS = (20, 50, 100, 200, 500, 1000, 2000, WHOLE_RUN)
 """Steps in the timeline."""
 
-DEFAULT_SPAN = 200
+DEFAULT_SPAN = WHOLE_RUN
 
 WHOLE_FROM = 0.35
 """From this share of use on, plot and bar reach up to the capacity; below, they scale to what is used."""

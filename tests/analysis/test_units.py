@@ -81,3 +81,17 @@ def test_percent_never_says_all_or_nothing_of_what_is_not() -> None:
 def test_a_batch_is_named_by_its_first_two_shapes() -> None:
     assert units.shapes(((8, 1024), (8,))) == "8×1024, 8"
     assert units.shapes(((8, 1024), (8,), (8, 3))) == "8×1024, 8, …"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "1 step"), (99, "99 steps"), (100, "about 100 steps"), (169, "about 170 steps"), (996, "about 1,000 steps"),
+     (10_194_101, "about 10,000,000 steps")],
+)  # fmt: skip
+def test_a_forecast_count_has_two_digits(number: int, text: str) -> None:
+    assert units.about(number) == text
+
+
+def test_an_interval_whose_ends_read_the_same_is_left_out() -> None:
+    assert units.between(524_288, 524_300) == ""
+    assert units.between(524_288, 786_432) == " (512.0 KiB–768.0 KiB)"

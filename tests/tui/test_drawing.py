@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,7 +24,7 @@ from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts, host_lines
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
-from gpumon.tui.widgets.timeline import Point, Series, TimelineData, fill, timeline_lines
+from gpumon.tui.widgets.timeline import Point, Series, TimelineData, axis_top, timeline_lines
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -61,24 +62,67 @@ def test_flowing_items_are_never_cut_in_two():
 # -------------------------------------------------------------------------------------------------------------- plot
 
 
+def in_columns(values: Sequence[int | None], first: int, count: int) -> list[int | None]:
+    steps = [(first + at, first + at, value) for at, value in enumerate(values)]
+    return columns(steps, first, first + len(values) - 1, count)
+
+
 def test_a_single_tall_step_keeps_its_height_at_a_wide_span():
     values = [10] * 2000
     values[1234] = 99
-    assert max(v for v in columns(values, 0, 100) if v is not None) == 99
+    assert max(v for v in in_columns(values, 0, 100) if v is not None) == 99
 
 
 def test_columns_stay_where_they_are_as_steps_come():
     values = list(range(1000))
-    before = columns(values[:900], 0, 100)
-    after = columns(values[9:909], 9, 100)
-    assert set(after[:-1]) & set(before) == set(before[1:-1]) | set(after[:-1]) & {before[0], before[-1]}
+    before = in_columns(values[:900], 0, 100)
+    after = in_columns(values[9:909], 9, 100)
+    assert set(after[1:-1]) <= set(before)
 
 
 def test_columns_are_never_more_than_asked_for():
     for count in (1, 7, 50):
-        for many in (0, 1, 6, 49, 50, 51, 333):
+        for many in (1, 6, 49, 50, 51, 333):
             for first in (0, 3, 17):
-                assert len(columns(list(range(many)), first, count)) <= count
+                assert len(in_columns(list(range(many)), first, count)) <= count
+
+
+def test_a_step_with_quiet_ones_before_it_is_as_wide_as_they_are():
+    """Only their highest peak is known."""
+    assert columns([(0, 0, 1), (1, 6, 5), (7, 7, 2)], 0, 7, 16) == [1, 5, 5, 5, 5, 5, 5, 2]
+    assert columns([(0, 0, 1), (1, 39, 5)], 20, 39, 10) == [5] * 10  # those that are shown
+
+
+@pytest.mark.parametrize(
+    ("highest", "top", "half"),
+    [
+        (GIB, "1", "0.5"), (GIB + 1, "1.2", "0.6"), (round(6.6 * GIB), "8", "4"), (39 * GIB, "40", "20"),
+        (500 << 20, "500", "250"), (700 << 20, "800", "400"), (1000 << 20, "1000", "500"), (1 << 20, "1", "0.5"),
+    ],
+)  # fmt: skip
+def test_the_axis_ends_at_a_round_number(highest: int, top: str, half: str) -> None:
+    assert axis_top(highest)[1:] == (top, half)
+    assert axis_top(highest)[0] >= highest
+
+
+def test_what_is_kept_is_drawn_on_for_a_fourth_of_the_steps() -> None:
+    points = tuple(Point(step, (10 + step) * GIB, 40 * GIB, None, step) for step in range(40))
+    history = TimelineData(points, 200, 60 * GIB, False, (), GIB, "full at 02:41")
+    shown = plain(timeline_lines(history, 120, 14, UNICODE, "")).splitlines()
+    assert shown[-1].rstrip().endswith("full at 02:41")
+    ahead = [row[95:] for row in shown[1:-1]]
+    assert any(char not in " ╌⠉" for row in ahead for char in row)
+    calm = plain(timeline_lines(TimelineData(points, 200, 60 * GIB, False), 120, 14, UNICODE, ""))
+    assert calm.splitlines()[-1].rstrip().endswith("39")
+
+
+def test_a_peak_that_stays_the_same_is_a_line_and_one_that_moves_an_area() -> None:
+    def dots(low: int) -> int:
+        points = tuple(Point(step, low if step % 2 else 100, 110, None, step) for step in range(40))
+        return sum(0x2800 < ord(char) <= 0x28FF for char in plain(timeline_lines(
+            TimelineData(points, 200, None, False), 80, 12, UNICODE, "")))  # fmt: skip
+
+    assert dots(91) < dots(89) / 3
 
 
 def test_unknown_steps_leave_a_gap():
@@ -105,7 +149,7 @@ def test_a_plot_far_above_its_ceiling_has_the_ceiling_at_its_foot(top: int) -> N
 
 @pytest.mark.parametrize(("glyphs", "mark", "cell"), [(UNICODE, "┊", 20), (ASCII, ":", 20)])
 def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyphs, mark, cell):
-    points = tuple(Point(step, (1 if step < 60 else 2) * GIB, 3 * GIB, None) for step in range(20, 120))
+    points = tuple(Point(step, (1 if step < 60 else 2) * GIB, 3 * GIB, None, step) for step in range(20, 120))
     history = TimelineData(points, 100, 5 * GIB, False, (60,))
     shown = plain(timeline_lines(history, 60, 8, glyphs, "")).splitlines()
     assert {row.index(mark) for row in shown[1:-1] if mark in row} == {7 + cell}
@@ -113,13 +157,6 @@ def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyph
     assert all(
         mark not in row for row in plain(timeline_lines(TimelineData(points, 100, 5 * GIB, False), 60, 8, glyphs, ""))
     )
-
-
-def test_a_window_fills_the_plot_with_whole_columns():
-    for dots in (40, 110, 200):
-        for span in (20, 50, 200, 1000):
-            steps = fill(span, dots)
-            assert steps % dots == 0 or dots // steps * steps > dots - steps
 
 
 # --------------------------------------------------------------------------------------------------------------- bar
@@ -153,7 +190,7 @@ def test_the_equations_of_the_device_are_exact(store_of, new_run):
     ledger = view_of(store_of(new_run().usual(20))).device.ledger
     equations = sums(ledger)
     assert [text.split()[0] for text in equations] == ["allocated", "reserved", "total"]
-    assert f"reserved {ledger.reserved:,} B = allocated {ledger.allocated:,} + slack {ledger.slack:,}" in equations
+    assert f"reserved {ledger.reserved:,} B = allocated {ledger.allocated:,} + cached {ledger.slack:,}" in equations
 
 
 def test_an_equation_that_does_not_add_up_is_not_written():

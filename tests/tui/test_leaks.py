@@ -72,8 +72,8 @@ def test_what_grows_is_told_with_its_interval_and_what_does_not_is_named() -> No
     grows = Growth("blocks", True, 40, 1.0, 0.9, 1.1, 60)
     shown = plain(growth_lines(Grown("cuda:0", (grows, Growth("slack"))), 120, 10, UNICODE, "strong"))
     assert "live blocks  +1.0/step (0.9 to 1.1) since 40 · 60 so far" in shown
-    assert "steady: slack" in shown
-    assert "nothing grows: slack" in plain(growth_lines(Grown("cpu", (Growth("slack"),)), 80, 5, UNICODE, "strong"))
+    assert "steady: cached" in shown
+    assert "nothing grows: cached" in plain(growth_lines(Grown("cpu", (Growth("slack"),)), 80, 5, UNICODE, "strong"))
 
 
 def test_four_holders_are_named_and_three_groups_keep_their_lines_on_a_low_screen() -> None:

@@ -10,7 +10,7 @@ from gpumon.tui.text_layout import Line, cells, clip, words
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
-MOST_ROWS = 5
+MOST_ROWS = 6
 """The longest sentence of an out-of-memory with its remedy needs so many at 80 columns."""
 
 INDENT = 7

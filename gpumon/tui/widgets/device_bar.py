@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.answer import of_rank
@@ -16,7 +17,7 @@ from gpumon_agent import wire
 ORDER = (*OWNERS, *REST, *DRIVER)
 LABELS = {
     "other_processes": "other processes", "other_models": "other models", "held": "still held",
-    "step_adds": "step adds", "update_adds": "update adds",
+    "step_adds": "step adds", "update_adds": "update adds", "slack": "cached",
 }  # fmt: skip
 SMALL = 4096
 """A line below 1/4096 of what is reserved is not in the legend (the explain page shows it, to the byte)."""
@@ -48,6 +49,8 @@ class Bars:
     learning: bool
     highest: HighestStep | None = None  # peak so far
     holders: tuple[str, ...] = ()  # containers that hold `variables`, largest first
+    leak: str = ""  # the variable that grows
+    leaked: tuple[int, int] = (0, 0)  # bytes in it, part of `variables`: now, and at the peak
 
 
 def bars(view: View) -> Bars:
@@ -62,10 +65,14 @@ def bars(view: View) -> Bars:
     stale = int(old) if old is not None and old > STALE_S else None
     read_by = device.read.held_by if device.read is not None else ()
     holders = tuple(dict.fromkeys(each.container for each in read_by or (device.held.by if device.held else ())))
+    held = device.held
+    newest = rank.steps[-1].step if rank is not None and rank.steps else 0
     return Bars(
         name, device.ledger, stale, device.peak, device.composed, forecast, word_of(view), device.capacity, rss,
         device.ledger is None,
-        device.highest, holders,
+        device.highest, holders, held.by[0].container if held is not None else "",
+        (held.at(newest), held.at(device.peak.step if device.peak is not None else newest)) if held is not None
+        else (0, 0),
     )  # fmt: skip
 
 
@@ -75,7 +82,7 @@ class DeviceBar(Panel):
     NAME = "Device"
     CALM = True
     TERMS = (
-        "allocated", "reserved", "slack", "rounding", "context", "other processes", "free", "weights", "buffers",
+        "allocated", "reserved", "cached", "rounding", "context", "other processes", "free", "weights", "buffers",
         "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",
         "temporaries", "checkpoints", "variables", "sampled",
     )  # fmt: skip
@@ -121,6 +128,15 @@ def parts(lines: Breakdown, capacity: int | None) -> list[tuple[str, int]]:
     return shown
 
 
+def apart(shown: list[tuple[str, int]], leaked: int) -> list[tuple[str, int]]:
+    """The lines, with what leaks apart from the other variables."""
+    found: list[tuple[str, int]] = []
+    for name, value in shown:
+        part = min(value, leaked) if name == "variables" else 0
+        found += [(n, v) for n, v in (("leak", part), (name, value - part)) if v]
+    return found
+
+
 def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> Line:
     """Cells in proportion to bytes, by largest remainder; anything worth half a cell or more gets one."""
     if total <= 0 or room <= 0:
@@ -142,14 +158,18 @@ def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> 
     return tuple(spans)
 
 
-def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0, holders: tuple[str, ...] = ()) -> list[Line]:
-    """The unit (`label` cells wide), then glyph, name and number of each line."""
+def _legend(
+    shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0, holders: tuple[str, ...] = (), leak: str = ""
+) -> list[Line]:
+    """The unit (`label` cells wide), then glyph, name and number of each line. `leak`: the variable that grows."""
     unit = unit_for(*(value for name, value in shown if name))
     items: list[Line] = []
     small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
     for name, value in shown:
         if name and (abs(value) > small or name == "free"):
-            items.append((*_item(name, value, unit, glyphs), *(_holders(holders) if name == "variables" else ())))
+            item = _item(name, value, unit, glyphs, _short(leak) if name == "leak" else "")
+            others = tuple(each for each in holders if each != leak)
+            items.append((*item, *(_holders(others) if name == "variables" else ())))
     if items:
         items[0] = ((" " + left(unit.name, max(label, len(unit.name) + 1)), "dim"), *items[0])
     return items
@@ -159,9 +179,12 @@ def _holders(names: tuple[str, ...]) -> Line:
     """ " in Trainer.cache and 2 more"."""
     if not names:
         return ()
-    name = names[0] if len(names[0]) <= HOLDER_CELLS else names[0][: HOLDER_CELLS - 1] + "…"
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return ((f" in {name}{more}", "dim"),)
+    return ((f" in {_short(names[0])}{more}", "dim"),)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= HOLDER_CELLS else name[: HOLDER_CELLS - 1] + "…"
 
 
 VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad", "leak": "bad"}
@@ -196,10 +219,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         of = f" of {size(b.capacity)}" if b.capacity else f" {unit.name}"
         where = f"{of} at the peak ({b.peak.phase or 'of the step'})"
         summary += [(_shared(peak, unit, b.capacity), "strong"), (where, "text")]
-        if b.highest is not None and b.highest.allocated > HIGHER * peak:
-            highest = _shared(b.highest.allocated, unit, b.capacity)
-            summary.append((f", highest {highest} at step {b.highest.step:,}", "text"))
-        elif b.peak.module and not short:
+        if b.peak.module and not short:
             summary.append((f" in {b.peak.module}", "dim"))
     elif held is not None:
         counts = b.now is not None and b.now.allocated is not None
@@ -217,21 +237,25 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         its = unit_for(f.high)
         fate += [("forecast ", "dim"), (f"{in_unit(f.next_peak, its)} {its.name}", "text")]
         dash = "–" if glyphs.braille else "-"
-        fate.append((f" ({in_unit(f.low, its)}{dash}{in_unit(f.high, its)})", "dim"))
+        low, high = in_unit(f.low, its), in_unit(f.high, its)
+        if low != high:
+            fate.append((f" ({low}{dash}{high})", "dim"))
         if b.word:
             fate += [(" │ " if glyphs.braille else " | ", "rule"), (b.word, VERDICTS[b.word])]
         fate.append((" ", ""))
     lines = [spread([(" " + left(b.name, label), title), *summary], fate, room)]
     inner = room - label - 2
     bar_rows: list[Line] = []
-    now_shown = parts(b.now, b.capacity) if b.now else []
+    now_shown = apart(parts(b.now, b.capacity), b.leaked[0]) if b.now else []
     full = _full_scale(b, now_shown, total)
     if b.now:
-        bar_rows.append(((" " + left("now", label), "dim"), *_cut(now_shown, full, total, inner, glyphs)))
+        cut = _cut(now_shown, full, total, inner, glyphs)
+        bar_rows.append(((" " + left("now", label), "dim"), *_marked(cut, _marks(b, glyphs), full, total, inner)))
     if b.peak is not None:
-        shown = _peak_parts(b.peak, b.capacity)
+        shown = apart(_peak_parts(b.peak, b.capacity), b.leaked[1])
         bar_rows.append(((" " + left("peak", label), "dim"), *_cut(shown, full, total, inner, glyphs)))
-    items = _legend(now_shown, glyphs, label, b.holders)
+    items = _legend(now_shown, glyphs, label, b.holders, b.leak)
+    items += [((f"{mark.sign} ", mark.role), (mark.said, "dim")) for mark in _marks(b, glyphs)]
     if b.stale_s is not None:
         items.append(((f"driver's figures {age(b.stale_s)} old", "warn"),))
     legend = flow(items, room - 2, indent=1 + label)
@@ -247,7 +271,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         largest = sorted(now_shown, key=lambda part: -part[1])
         while len(largest) > 1:
             kept = [p for p in now_shown if p in largest]
-            legend = flow(_legend(kept, glyphs, 0, b.holders), room - 2, indent=5)
+            legend = flow(_legend(kept, glyphs, 0, b.holders, b.leak), room - 2, indent=5)
             if len(legend) <= room_left:
                 break
             largest.pop()
@@ -259,12 +283,17 @@ def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
     peak = b.composed
     if peak is None:
         return []
-    shown = [(name, value) for name, value in _peak_parts(peak, None) if abs(value) * LITTLE_OF_PEAK >= peak.allocated]
+    every = apart(_peak_parts(peak, None), b.leaked[1])
+    shown = [(name, value) for name, value in every if abs(value) * LITTLE_OF_PEAK >= peak.allocated]
     unit = unit_for(*(value for _, value in shown))
     head: Span = (" " + left("peak", label), "dim")
     by_size = sorted(shown, key=lambda part: -abs(part[1]))
     for kept in range(len(shown), 0, -1):
-        items = [_item(name, value, unit, glyphs) for name, value in shown if (name, value) in by_size[:kept]]
+        items = [
+            _item(name, value, unit, glyphs, _short(b.leak) if name == "leak" else "")
+            for name, value in shown
+            if (name, value) in by_size[:kept]
+        ]
         rest = sum(value for _, value in by_size[kept:])
         if rest:
             items.append((("other ", "dim"), (size(rest), "text")))
@@ -276,14 +305,61 @@ def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
     return []
 
 
-def _item(name: str, value: int, unit: Unit, glyphs: Glyphs) -> Line:
+def _item(name: str, value: int, unit: Unit, glyphs: Glyphs, label: str = "") -> Line:
     number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
-    return ((f"{glyphs.lines[name]} ", line_role(name)), (f"{LABELS.get(name, name)} ", "dim"), (number, "text"))
+    shown = (f"{label or LABELS.get(name, name)} ", "strong" if label else "dim")
+    return ((f"{glyphs.lines[name]} ", line_role(name)), shown, (number, "text"))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment's bytes on the bar's scale."""
+
+    sign: str
+    role: str
+    said: str
+    at: tuple[int, ...]
+
+
+def _marks(b: Bars, glyphs: Glyphs) -> list[Mark]:
+    """The highest peak so far, and the next iteration's interval, where they differ from the newest peak."""
+    peak = b.peak.allocated if b.peak is not None else 0
+    marks = []
+    if b.highest is not None and b.highest.allocated > HIGHER * peak:
+        said = f"highest {size(b.highest.allocated)}, step {b.highest.step:,}"
+        marks.append(Mark(glyphs.highest, "warn", said, (b.highest.allocated,)))
+    f = b.forecast
+    if f is not None and f.high > HIGHER * max(peak, f.low):
+        marks.append(Mark(glyphs.coming, "key", f"next {size(f.low)} to {size(f.high)}", (f.low, f.high)))
+    return marks
+
+
+def _marked(line: Line, marks: Sequence[Mark], full: int, total: int, room: int) -> Line:
+    """The bar with the marks in its free part: what is in use is not covered."""
+    scale = room if full >= total else room - 6
+    cells = [(char, role) for text, role in line for char in text]
+    for mark in marks:
+        for value in mark.at:
+            at = min(len(cells), scale) - 1 if value >= full else value * scale // full
+            if 0 <= at < len(cells) and cells[at][1] in ("", line_role("free"), line_role("slack"), line_role("")):
+                cells[at] = (mark.sign, mark.role)
+    made: list[Span] = []
+    for char, role in cells:
+        if made and made[-1][1] == role:
+            made[-1] = (made[-1][0] + char, role)
+        else:
+            made.append((char, role))
+    return tuple(made)
 
 
 def _full_scale(b: Bars, now_shown: list[tuple[str, int]], total: int) -> int:
     """Bytes that the whole bar represents: the total, or less if most of it is free."""
-    taken = max(sum(v for n, v in now_shown if n not in ("", "free")), b.peak.allocated if b.peak else 0)
+    taken = max(
+        sum(v for n, v in now_shown if n not in ("", "free")),
+        b.peak.allocated if b.peak else 0,
+        b.highest.allocated if b.highest else 0,
+        min(b.forecast.high, total) if b.forecast else 0,
+    )
     return min(total, round(taken / 0.75)) if taken < WHOLE_FROM * total else total
 
 

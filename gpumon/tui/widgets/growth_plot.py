@@ -18,7 +18,7 @@ ALLOCATED, BLOCKS = "allocated", "blocks"
 COUNTED = (BLOCKS,)
 """Figures without bytes."""
 
-_WORDS = {BLOCKS: "live blocks", "rss": "RSS"}
+_WORDS = {"slack": "cached", BLOCKS: "live blocks", "rss": "RSS"}
 _BLOCKS_REACH = 0.9  # of the plot's height, so that neither curve hides the other
 LEAST_ROWS = 4
 SOON, LATER = 1_000, 10_000
@@ -47,7 +47,7 @@ def grown(view: View) -> Grown:
 
 class GrowthPlot(Panel):
     NAME = "Growth"
-    TERMS = ("growth", "allocated", "live blocks", "unexplained", "slack", "RSS", "pinned", "step")
+    TERMS = ("growth", "allocated", "live blocks", "unexplained", "cached", "RSS", "pinned", "step")
     CALM = True
 
     def pick(self, view: View) -> Grown:
@@ -173,7 +173,7 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
 def _stretched(values: list[int], dots: int) -> list[int | None]:
     """Stretched to the whole width; columns show their maximum."""
     if len(values) > dots:
-        return columns(values, 0, dots)
+        return columns([(at, at, value) for at, value in enumerate(values)], 0, len(values) - 1, dots)
     return [values[dot * len(values) // dots] for dot in range(dots)]
 
 

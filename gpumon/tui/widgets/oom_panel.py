@@ -22,7 +22,7 @@ class OomPanel(Panel):
     """A summary; `o` opens the full report."""
 
     NAME = "Out of memory"
-    TERMS = ("requested", "verdict", "allocated", "reserved", "slack", "phase")
+    TERMS = ("requested", "verdict", "allocated", "reserved", "cached", "phase")
     CALM = True
 
     def pick(self, view: View) -> OomReport | None:

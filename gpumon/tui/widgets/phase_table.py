@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
+from gpumon.tui.plot import Curve, plot
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
-from gpumon.tui.text_layout import EMPTY, Line, Span, left
+from gpumon.tui.text_layout import EMPTY, Line, Span, left, right
 from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
@@ -28,6 +29,16 @@ _NOTES = (
     (wire.INFERRED, "inferred"),
     (wire.MERGED, "merged"),
 )
+
+
+WORDS = {wire.BETWEEN: "data"}
+"""Phases whose name on screens differs from that in JSON."""
+
+SHORT = {wire.FORWARD: "fwd", wire.BACKWARD: "bwd", wire.OPTIMIZER: "opt"}
+
+CURVE_ROWS = 4
+CURVE_CELLS = 40
+"""The least room for the curve of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,7 @@ class PhasesData:
     live: str | None
     live_s: int | None  # whole seconds in the live phase, if it is long
     every: int = 1  # about one step in so many is read
+    batch: tuple[tuple[int, ...], ...] = ()  # shapes of its inputs
 
 
 def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[PhaseRow]:
@@ -97,7 +109,8 @@ def phases(view: View) -> PhasesData:
         rest = [_past(r) for r in rows if (r.phase, r.index) not in seen]
         rows, step, running = new + rest, open_.step, True
     live, live_s = _live(rank, view.frame.unix_ns)
-    return PhasesData(step, running, tuple(rows), live, live_s, every)
+    batch = closed.closed.input_shapes if closed is not None and closed.closed is not None and not running else ()
+    return PhasesData(step, running, tuple(rows), live, live_s, every, batch)
 
 
 def _rested(record: StepRecord | None) -> bool:
@@ -202,52 +215,79 @@ def phase_lines(p: PhasesData, room: int, height: int, glyphs: Glyphs, title: st
     head += heads(columns)
     lines: list[Line] = [tuple(head)]
     if not rows:
-        doing = f" {glyphs.now} {p.live}" if p.live else " none closed yet"
+        doing = f" {glyphs.now} {WORDS.get(p.live, p.live)}" if p.live else " none closed yet"
         return [((" Phases", title),), ((doing, "text" if p.live else "dim"),)]
     highest = max((r.peak for r in rows if r.peak is not None and not r.past), default=None)
     known = {r.phase for r in rows}
     lines += [_row(r, rows, p, unit, name_room, columns, highest, room, glyphs) for r in rows]
     if p.live and p.live not in known:
         since = f" for {p.live_s} s" if p.live_s else ""
-        lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
+        lines.append(((f" {glyphs.now} ", "good"), (WORDS.get(p.live, p.live), "strong"), (f" now{since}", "dim")))
     if len(lines) < height and where:
-        long = f" · {p.live} for {p.live_s} s" if p.live_s and p.live in known else ""
+        long = f" · {WORDS.get(p.live, p.live)} for {p.live_s} s" if p.live_s and p.live in known else ""
+        batch = f" · batch {' '.join(str(list(shape)) for shape in p.batch)}" if p.batch else ""
         seldom = f" · one step in {p.every:,} is read, to save time" if p.every > 1 else ""
-        lines.append(((f"   {where}{long}{seldom}", "dim"),))
-    measured = [r for r in rows if r.peak is not None and r.end is not None]
-    if measured and height >= len(lines) + len(measured) + 2 and room >= name_room + 12:
-        lines += [EMPTY, *_ranges(measured, rows, name_room, room - name_room - 3, glyphs)]
+        said = f"   {where}{long}{batch}"
+        lines.append(((said + seldom if len(said + seldom) <= room else said, "dim"),))
+    measured = [r for r in p.rows if r.peak is not None and r.end is not None and not r.past]
+    space = height - len(lines) - 1
+    if measured and space >= CURVE_ROWS and room >= CURVE_CELLS and not p.running:
+        lines += [EMPTY, *_curve(measured, room, space, unit, glyphs)]
     return lines
 
 
-def _ranges(
-    measured: list[PhaseRow], rows: tuple[PhaseRow, ...], name_room: int, room: int, glyphs: Glyphs
-) -> list[Line]:
-    """For each phase its end and how far its peak is above it, to one scale."""
-    top = max(r.peak or 0 for r in measured) or 1
-    kept, more = ("━", "╍") if glyphs.braille else ("=", "-")
-    lines: list[Line] = [
-        (
-            (" " * (name_room + 1), ""),
-            (kept * 2, "line:allocated"),
-            (" at its end  ", "dim"),
-            (more * 2, "line:gradients"),
-            (" more at its peak", "dim"),
-        )
-    ]
-    for r in measured:
-        end, peak = (min(room, round((v or 0) * room / top)) for v in (r.end, r.peak))
-        name = left(_name(r, rows), name_room - 2)
-        bars = ((kept * end, "line:allocated"), (more * (peak - end), "line:gradients"))
-        lines.append((("   ", ""), (name, "dim"), *bars))
+def _curve(rows: list[PhaseRow], room: int, height: int, unit: Unit, glyphs: Glyphs) -> list[Line]:
+    """Allocated bytes over the step: each phase's start, peak and end, as wide as the phase is long."""
+    axis = 9
+    cells = room - axis - 1
+    least = min(6, cells // len(rows))
+    spare = cells - least * len(rows)
+    whole = sum(row.duration_ns for row in rows) or 1
+    widths = [least + spare * row.duration_ns // whole for row in rows]
+    values: list[int | None] = []
+    for row, width in zip(rows, widths, strict=True):
+        start = row.end if row.start is None else row.start
+        values += _between([start or 0, row.peak or 0, row.end or 0], 2 * width)
+    top = max(value for value in values if value is not None) or 1
+    drawn = plot(
+        [Curve("line:allocated", tuple(values), area=True)],
+        top,
+        cells,
+        height - 1,
+        braille=glyphs.braille,
+        ceiling=None,
+    )
+    edge, bare = ("┤", "│") if glyphs.braille else ("|", "|")
+    lines: list[Line] = []
+    for at, drawn_row in enumerate(drawn):
+        text = {0: in_unit(top, unit), height - 2: "0"}.get(at, "")
+        lines.append(((right(text, axis - 1), "dim"), (edge if text else bare, "rule"), *drawn_row))
+    names = "".join(left(bare + _word(row.phase, width - 1), width) for row, width in zip(rows, widths, strict=True))
+    lines.append(((" " * axis, ""), (names, "dim")))
     return lines
+
+
+def _word(phase: str, room: int) -> str:
+    """The phase's name, or its short form."""
+    name = WORDS.get(phase, phase)
+    return name if len(name) <= room else SHORT.get(phase, name)[:room]
+
+
+def _between(through: list[int], count: int) -> list[int | None]:
+    """`count` values along straight lines from the first to the second in the middle, and on to the third."""
+    start, peak, end = through
+    half = max(1, count // 2)
+    rise = [start + (peak - start) * at // half for at in range(half)]
+    fall = [peak + (end - peak) * at // max(1, count - half - 1) for at in range(count - half)]
+    return [*rise, *fall]
 
 
 def _name(row: PhaseRow, rows: tuple[PhaseRow, ...]) -> str:
     if row.phase == wire.EVAL and row.flags & wire.TRAINS and row.count >= ROLLOUT_LEAST:
         return f"rollout ×{row.count}"
+    name = WORDS.get(row.phase, row.phase)
     several = sum(1 for r in rows if r.phase == row.phase) > 1
-    return f"{row.phase} {row.index + 1}" if several else f"{row.phase} ×{row.count}" if row.count > 1 else row.phase
+    return f"{name} {row.index + 1}" if several else f"{name} ×{row.count}" if row.count > 1 else name
 
 
 def _row(

@@ -48,7 +48,7 @@ COLUMNS: tuple[Column[RankRow, Unit], ...] = (
     Column("peak", "peak", 8, 1, lambda row, unit: (in_unit(row.peak, unit), "strong")),
     Column("spread", "spread", 8, 2, lambda row, unit: (in_unit(row.spread, unit, sign=True), "text")),
     Column("reserved", "reserved", 9, 8, lambda row, unit: (in_unit(row.reserved, unit), "text")),
-    Column("slack", "slack", 7, 10, lambda row, unit: (in_unit(row.slack, unit), "text")),
+    Column("slack", "cached", 7, 10, lambda row, unit: (in_unit(row.slack, unit), "text")),
     Column("buckets", "buckets", 8, 11, lambda row, unit: (in_unit(row.buckets, unit), "dim")),
     Column("headroom", "headroom", 10, 5, _headroom),
     Column("next", "next", 10, 6, lambda row, unit: (row.word, _WORDS.get(row.word, "dim"))),

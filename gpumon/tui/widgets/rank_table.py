@@ -19,7 +19,7 @@ class RankTable(TablePanel):
     """Ranks; Enter opens one on the Overview."""
 
     NAME = "Ranks"
-    TERMS = ("step", "it/s", "peak", "spread", "reserved", "slack", "buckets", "headroom", "device")
+    TERMS = ("step", "it/s", "peak", "spread", "reserved", "cached", "buckets", "headroom", "device")
     BINDINGS: ClassVar[list[BindingType]] = [
         *moves("ranks", "rank"),
         Binding("left,h", "across(-1)", "Left", show=False, id="ranks.left", tooltip="The column of ranks to the left"),
@@ -27,7 +27,7 @@ class RankTable(TablePanel):
                 tooltip="The column of ranks to the right"),
         Binding("enter", "open", "Open", id="ranks.open", tooltip="Show this rank on the Overview"),
         Binding("o", "order(1)", "Order", id="ranks.order",
-                tooltip="Sort by the next figure: peak, reserved, slack, headroom, step, s/step, findings, rank"),
+                tooltip="Sort by the next figure: peak, reserved, cached, headroom, step, s/step, findings, rank"),
         Binding("O", "reverse", "Reverse", show=False, id="ranks.reverse", tooltip="Reverse the order"),
     ]  # fmt: skip
 

@@ -1,16 +1,19 @@
-"""The last steps as a plot: allocated peak as an area, reserved and device as lines, the capacity above.
+"""The run as a plot: each step's allocated peak, reserved and device as lines, the capacity above, and where it leads.
 
-Vertical marks show regime changes.
+Vertical marks show regime changes. Where bytes are kept from step to step, a dashed line goes on at that pace.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import floor, log10
 
 from gpumon.analysis import ledger
-from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.analysis.answer import clock
+from gpumon.analysis.types import KEPT
+from gpumon.analysis.units import UNITS, B, in_unit, size, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.plot import UPRIGHT, Curve, columns, plot
 from gpumon.tui.styles import Glyphs
@@ -18,11 +21,17 @@ from gpumon.tui.text_layout import Line, Span, fit, right, spread, width
 from gpumon.tui.view import WHOLE_FROM, View, device_of
 from gpumon.tui.widgets.panel import Panel
 
-SHORTEST = 10
-"""Fewer steps than this are not stretched over the full width."""
-
 AXIS_ROOM = 8
 """Cells beside the plot: numbers, axis, edge."""
+
+AHEAD = 4
+"""A leak is drawn on for a fourth of the steps shown."""
+
+STEADY = 0.9
+"""Peaks that differ by less than this are a line: an area would say no more."""
+
+ROUND = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
+"""Ends of the axis, times a power of ten: their halves are round, too."""
 
 READING_LASTS_NS = 3_000_000_000
 """How long a driver reading is used for the steps after it."""
@@ -37,6 +46,7 @@ class Point:
     allocated_peak: int | None
     reserved: int | None
     device: int | None
+    since: int = 0  # of the quiet steps before it, whose highest peak it has, the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,43 +56,37 @@ class TimelineData:
     capacity: int | None
     any_device: bool
     regimes: tuple[int, ...] = ()  # steps at which a regime began
+    grows: int = 0  # bytes that are kept, per step
+    full: str = ""  # when memory is full at that pace
 
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
     phases = record.on(device)
     reserved = [r for p in phases if (r := p.reserved_peak if p.reserved_peak is not None else p.reserved) is not None]
-    return Point(record.step, record.peak(device), max(reserved, default=None), used)
+    quiet = record.closed.quiet if record.closed is not None else 0
+    return Point(record.step, record.peak(device), max(reserved, default=None), used, record.step - quiet)
 
 
 class Series:
-    """One device's points; only new steps are appended, since closed ones never change."""
+    """One device's points. A closed step never changes, so each is looked at once."""
 
-    def __init__(self, keep: int = 2000) -> None:
+    def __init__(self) -> None:
         self._key: tuple[str, int] | None = None
-        self._points: list[Point] = []
-        self._first: int | None = None
-        self._last: StepRecord | None = None
-        self._keep = keep
+        self._known: dict[int, Point] = {}
 
     def follow(self, rank: RankFrame, device: int, uuid: str | None) -> list[Point]:
-        """All points so far, oldest first. If older steps arrive late (the snapshot), the list is rebuilt."""
-        steps = rank.steps
-        first = steps[0].step if steps else None
-        late = first is not None and self._first is not None and first < self._first
-        back = self._last is not None and (not steps or steps[-1].step < self._last.step)
-        if self._key != (rank.source, device) or late or back:
-            self._key, self._points, self._last = (rank.source, device), [], None
-        self._first = first
-        new = len(steps)
-        while new and (self._last is None or steps[new - 1].step > self._last.step):
-            new -= 1
-        if new < len(steps):
-            readings = _readings(rank, uuid)
-            for record in steps[new:]:
-                self._points.append(point(record, device, _at(readings, rank, record)))
-            self._last = steps[-1]
-            del self._points[: -self._keep]
-        return self._points
+        """A point for each step of the run's history, oldest first."""
+        if self._key != (rank.source, device):
+            self._key, self._known = (rank.source, device), {}
+        known, readings, points = self._known, None, {}
+        for record in rank.steps:
+            found = known.get(record.step)
+            if found is None:
+                readings = _readings(rank, uuid) if readings is None else readings
+                found = point(record, device, _at(readings, rank, record))
+            points[record.step] = found
+        self._known = points
+        return list(points.values())
 
 
 def _readings(rank: RankFrame, uuid: str | None) -> list[tuple[int, int]]:
@@ -131,25 +135,32 @@ class Timeline(Panel):
             return TimelineData((), view.span, None, False)
         device, described = view.device, device_of(view)
         points = self._series.follow(view.rank, view.index, described.uuid if described else None)
-        shown = tuple(points[-fill(view.span, 2 * (self.size.width - AXIS_ROOM)) :])
+        last = points[-1].step if points else 0
+        shown = tuple([each for each in points if each.step > last - view.span])
         regimes = device.regimes if device and shown else ()
+        forecast = device.forecast if device and view.rank.status != "ended" else None
+        kept = forecast is not None and forecast.growth == KEPT and forecast.steps_to_oom is not None
+        when = view.answer.when
         return TimelineData(
             shown,
             view.span,
             device.capacity if device else None,
             any(p.device for p in shown),
             tuple([step for step in regimes if step > shown[0].step]),
+            (forecast.bytes_per_step or 0) if kept and forecast is not None else 0,
+            f"full {clock(when)}" if kept and when is not None and when.unix is not None else "",
         )
 
     def draw(self, slice_: TimelineData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return timeline_lines(slice_, width, height, glyphs, self.title_role)
 
 
-def fill(span: int, dots: int) -> int:
-    """About `span` steps, adjusted so that whole columns fill `dots`."""
-    if dots <= 0:
-        return span
-    return dots * max(1, round(span / dots)) if span >= dots else max(SHORTEST, dots // (dots // span))
+def axis_top(highest: int) -> tuple[int, str, str]:
+    """A round number of bytes from `highest` on, and how it and its half are written."""
+    unit = next((unit for unit in reversed(UNITS) if highest >= unit.bytes), B)
+    power = 10 ** floor(log10(max(1, highest) / unit.bytes))
+    top = next(number * power for number in ROUND if number * power * unit.bytes >= highest)
+    return round(top * unit.bytes), f"{top:g}", f"{top / 2:g}"
 
 
 def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
@@ -163,31 +174,45 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     if not h.points or not highest:
         what = "the allocator does not count on this device" if h.points else "no step closed yet"
         return [tuple(head), ((f"   {what}", "dim"),)]
+    first, last = h.points[0].step, h.points[-1].step
+    ahead = max(1, (last - first) // AHEAD) if h.grows else 0
+    newest = next((p.allocated_peak for p in reversed(h.points) if p.allocated_peak is not None), None) or 0
+    highest = max(highest, min(newest + ahead * h.grows, h.capacity or 0) if ahead else 0)
     to_capacity = h.capacity is not None and highest >= WHOLE_FROM * h.capacity
     if to_capacity:
         legend.append("capacity")
-    top = h.capacity if to_capacity and h.capacity else round(highest * 1.08)
-    top = max(top, highest)
+    top, top_text, half_text = axis_top(highest)
     unit = unit_for(top)
-    axis = max(AXIS_ROOM - 1, len(in_unit(top, unit)) + 2)
+    if to_capacity and h.capacity:
+        top = max(h.capacity, highest)
+        unit = unit_for(top)
+        top_text, half_text = in_unit(top, unit), in_unit(round(top / 2), unit)
+    axis = max(AXIS_ROOM - 1, len(top_text) + 2)
     plot_room, rows = room - axis - 1, height - 2
     if rows < 2 or plot_room < 8:
         return [fit(head, room)]
     lines = [_head(head, steps, legend, signs, room)]
     dots = 2 * plot_room if glyphs.braille else plot_room
-    first = h.points[0].step
-    short = max(0, SHORTEST - len(h.points))
 
-    def column(values: list[int | None]) -> tuple[int | None, ...]:
-        made = columns(values + [None] * short, first, dots)
+    def column(values: Iterable[tuple[int, int, int | None]]) -> tuple[int | None, ...]:
+        made = columns(list(values), first, last + ahead, dots)
         return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
 
+    known = [p.allocated_peak for p in h.points if p.allocated_peak is not None]
     curves = [
-        Curve("line:allocated", column([p.allocated_peak for p in h.points]), area=True, sign="#"),
-        Curve("line:device", column([p.device for p in h.points]), sign="=", dotted=True),
-        Curve("line:reserved", column([p.reserved for p in h.points]), sign="-"),
+        Curve(
+            "line:allocated",
+            column((p.since, p.step, p.allocated_peak) for p in h.points),
+            area=bool(known) and min(known) < STEADY * max(known),
+            sign="#",
+        ),
+        Curve("line:device", column((p.step, p.step, p.device) for p in h.points), sign="=", dotted=True),
+        Curve("line:reserved", column((p.since, p.step, p.reserved) for p in h.points), sign="-"),
     ]
-    begun = column([p.step if p.step in h.regimes else None for p in h.points]) if h.regimes else ()
+    if ahead:
+        coming = [(last + k, last + k, min(top, newest + k * h.grows)) for k in range(1, ahead + 1)]
+        curves.append(Curve("bad", column(coming), sign="/", dotted=True))
+    begun = column((step, step, step) for step in h.regimes) if h.regimes else ()
     drawn = plot(
         curves,
         top,
@@ -199,10 +224,9 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     )
     edge = "┤" if glyphs.braille else "|"
     for i, row in enumerate(drawn):
-        value = top if i == 0 else round(top / 2) if i == rows // 2 else None
-        text = in_unit(value, unit) if value is not None else ""
+        text = {0: top_text, rows // 2: half_text if rows > 2 else "", rows - 1: "0"}.get(i, "")
         lines.append(((right(text, axis - 1), "dim"), (edge if text else "│" if glyphs.braille else "|", "rule"), *row))
-    start, end = f"{' ' * axis}{first:,}", f"{h.points[-1].step:,} "
+    start, end = f"{' ' * axis}{first:,}", f"{h.full or f'{last:,}'} "
     notes = [f"{unit.name} by step", ""]
     if h.capacity is not None and not to_capacity:
         far = f"{h.capacity / top:.0f}{'×' if glyphs.braille else ' times'}"
