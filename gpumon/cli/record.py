@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -22,23 +23,46 @@ from gpumon.cli.printing import harmless, say
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
-_FLUSH_S = 0.25  # `kill -9` of this command may lose this much
+_FLUSH_S = 1.0  # `kill -9` of this command may lose this much
 _SHOWN_S = 1.0
 _RATE_OF = 10  # the rate is over so many of those
 
 
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("kmgt", 1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
+def _size(_: click.Context, __: click.Parameter, value: str) -> int | None:
+    from gpumon.link.recording import SIZE_MIN
+
+    read = _SIZE.fullmatch(value.strip())
+    if read is None:
+        raise click.BadParameter(f"{value!r} is no size; write it as 500MB, 2GiB, or 0 for no limit")
+    nbytes = round(float(read[1]) * _UNITS[(read[2] or "").lower()])
+    if 0 < nbytes < SIZE_MIN:
+        raise click.BadParameter(f"{value} is too little; the least is {size(SIZE_MIN)}")
+    return nbytes or None
+
+
 @click.command("record")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
+@click.option(
+    "--max-size", default="1GB", show_default=True, callback=_size, metavar="SIZE",
+    help="When FILE reaches it, parts of the run between its beginning and its newest quarter are dropped until half of"
+         " SIZE is left: the older, the fewer stay. 0: no limit.",
+)  # fmt: skip
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("target", required=False, metavar="[PID|NAME|ENDPOINT]")
-def command(force: bool, file: Path, target: str | None) -> None:
+def command(force: bool, max_size: int | None, file: Path, target: str | None) -> None:
     """Record a job and its host's readings to FILE, until the job ends or ctrl-c.
 
-    The file is valid at every moment, also after `kill -9`. Without a target: the only job, with all its ranks.
+    The file is compressed, about 250 bytes a step, and valid at every moment: `kill -9` loses the last second. Without
+    a target: the only job, with all its ranks.
     """
     try:
         descriptors = link.resolve(target)
-        with link.Recording(file, force=force) as recording:
+        with link.Recording(file, force=force, max_size=max_size) as recording:
             status = Status(descriptors, recording)
             try:
                 asyncio.run(_record(descriptors, recording, status))
@@ -98,7 +122,8 @@ class Status:
     def end(self) -> str:
         recording = self._recording
         took = duration(time.monotonic() - self._began)
-        return f"{recording.path}: {counted(self._recorded)}, {size(recording.nbytes)} in {took}"
+        thinned = " (the older ones with gaps, see --max-size)" if recording.thinned else ""
+        return f"{recording.path}: {counted(self._recorded)}{thinned}, {size(recording.nbytes)} in {took}"
 
 
 def _columns() -> int:

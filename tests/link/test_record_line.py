@@ -92,3 +92,17 @@ def test_a_terminal_gets_a_line_that_is_written_over_and_cleared(tmp_path: Path,
     assert re.search(r"\r\x1b\[2K[^\r]*a\.gpumon: 20 steps", read(r"20 steps, .* s"))
     assert recorder.wait(60) == 0
     os.close(master)
+
+
+def test_a_size_is_read_and_refused_in_words(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from gpumon.cli.record import command
+
+    def said(size: str) -> str:
+        return CliRunner().invoke(command, ["--max-size", size, str(tmp_path / "no" / "x"), "999999999"]).output
+
+    for size in ("1GB", "16MiB", "16777216", "2.5 tib", "0"):
+        assert "no process has pid 999999999" in said(size)
+    assert "16777215 is too little; the least is 16.0 MiB" in said("16777215")
+    assert "'much' is no size; write it as 500MB, 2GiB, or 0 for no limit" in said("much")
