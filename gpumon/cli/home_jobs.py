@@ -28,7 +28,7 @@ def machine(met: Callable[[Sequence[Descriptor]], object]) -> Machine:
         met(found)
         return [_choice(job, here) for job in discovery.jobs(found)]
 
-    return Machine(jobs, facts)
+    return Machine(jobs, discovery.listing, facts)
 
 
 def _choice(job: DiscoveredJob, here: str) -> JobChoice:

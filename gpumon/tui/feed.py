@@ -60,6 +60,8 @@ class Machine:
 
     jobs: Callable[[], Sequence[JobChoice]]
     """All jobs now, the oldest first."""
+    files: Callable[[], Hashable]
+    """Equal to the one before if no agent came or went; cheap."""
     facts: Callable[[int], ProcessFacts]
 
 

@@ -7,10 +7,10 @@ twice: its rows are made from the app's view. A job that ended stays on the page
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from gpumon.analysis import Reporter
+from gpumon.analysis import RankReport, Reporter
 from gpumon.analysis.answer import NOBODY, Answer, answer
 from gpumon.link.errors import LinkError
 from gpumon.session.store import SessionStore
@@ -21,6 +21,12 @@ from gpumon.tui.widgets.home_rows import HomePage, JobRow, about, hidden, job_ro
 from gpumon_agent import wire
 
 EVERY_S = 1.0
+
+TURNS = 2
+"""A job's answer is as old as so many pages: with its analysis at each page, four jobs would take 3 % of a core."""
+
+LOOK_AGAIN = 5
+"""Pages until the jobs are looked up again though no agent came or went: one that was killed left its file."""
 
 ENDED_MAX = 20
 """Ended jobs that stay on the page: the newest ones, about a page of them at 80x24."""
@@ -36,6 +42,8 @@ class Watch:
     store: SessionStore
     task: asyncio.Task[None] | None = None
     reporter: Reporter = field(default_factory=Reporter)
+    reports: tuple[RankReport, ...] = ()
+    turn: int = 0
     answer: Answer = NOBODY
     failure: str | None = None
     rows: list[JobRow] = field(default_factory=list)
@@ -71,6 +79,8 @@ class Home:
         self._ended: list[list[JobRow]] = []
         self._gone: set[str] = set()  # sources of those
         self._choices: list[JobChoice] = []
+        self._files: Hashable = None  # that these were read from
+        self._looks = 0
         self._facts: dict[int, ProcessFacts] = {}
         self._host: wire.Received | None = None
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +122,10 @@ class Home:
                 continue
 
     def _look(self) -> None:
-        self._choices = list(self._machine.jobs())
+        files = self._machine.files()
+        self._looks += 1
+        if files != self._files or self._looks % LOOK_AGAIN == 0:
+            self._files, self._choices = files, list(self._machine.jobs())
         view = self._view()
         opened = {rank.source for rank in view.frame.ranks}
         self._meet(opened)
@@ -153,6 +166,7 @@ class Home:
             if choice.sources & opened or choice.sources <= self._gone:
                 continue
             watch = Watch(choice, min(choice.sources), self._facts_of(choice), self._new_store())
+            watch.turn = len(self._watches)  # not all at the same page
             if self._host is not None:
                 watch.store.apply(self._host)
             watch.task = self._tasks.start(self._follow(watch))
@@ -166,7 +180,7 @@ class Home:
                 if watch.task is not None:
                     watch.task.cancel()
             elif watch.task is not None and watch.task.done() and watch.failure is None:
-                self._update(watch)
+                self._update(watch, at_once=True)
                 self._watches.remove(watch)
                 self._gone |= watch.sources
                 if watch.rows:
@@ -174,14 +188,16 @@ class Home:
             elif watch.failure is not None and not any(choice.sources & watch.sources for choice in self._choices):
                 self._watches.remove(watch)
 
-    def _update(self, watch: Watch) -> None:
+    def _update(self, watch: Watch, at_once: bool = False) -> None:
         frame = watch.store.frame(self._clock())
-        reports = watch.reporter.report(frame)
-        watch.answer = answer(frame, reports, watch.answer)
+        watch.turn += 1
+        if at_once or len(watch.reports) != len(frame.ranks) or watch.turn % TURNS == 0:
+            watch.reports = watch.reporter.report(frame)
+            watch.answer = answer(frame, watch.reports, watch.answer)
         if not frame.ranks and watch.failure is not None:
             watch.answer = Answer("unknown", watch.failure)
         said = self._about(watch.choice, watch.facts)
-        watch.rows = job_rows(watch.key, watch.choice.name, said, frame, reports, watch.answer)
+        watch.rows = job_rows(watch.key, watch.choice.name, said, frame, watch.reports, watch.answer)
 
     def _opened_rows(self, view: View) -> list[JobRow]:
         sources = {rank.source for rank in view.frame.ranks}

@@ -13,12 +13,14 @@ from gpumon.analysis.answer import parts
 from gpumon.analysis.units import NOT_KNOWN, count, pace, size
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, heads, place, row_cells
-from gpumon.tui.text_layout import EMPTY, Line, Span, fit
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, width
 from gpumon.tui.widgets.answer_line import ROLES, answer_lines, state_glyph, stated
 from gpumon.tui.widgets.device_bar import bar
 from gpumon.tui.widgets.home_rows import HomePage, JobRow, ProcessRow
 
-LEAD = 3
+LEAD = 2
+"""For the cursor; the cells of a column to the left begin with two blanks."""
+
 BAR = 10
 ANSWER = 22
 """At least so wide: state and rank, and the first words of what it is."""
@@ -119,7 +121,7 @@ def home_lines(page: HomePage, at: int, room: int, height: int, glyphs: Glyphs, 
     top = [_title(page, title)]
     entries = _entries(page, at, room, glyphs)
     if page.jobs:
-        top.append((("   ", ""), *heads(columns(room - LEAD))))
+        top.append(((" " * LEAD, ""), *heads(columns(room - LEAD))))
     detail = _detail(page, at, room, height, glyphs)
     space = max(1, height - len(top) - len(detail))
     first = next((y for y, (row, _) in enumerate(entries) if row == at), 0)
@@ -127,8 +129,9 @@ def home_lines(page: HomePage, at: int, room: int, height: int, glyphs: Glyphs, 
     start = max(0, min(last - space + 1 if last >= space else 0, first))
     shown = entries[start : start + space]
     filler: list[Line] = [EMPTY] * (space - len(shown)) if detail else []
+    lines = [*top, *(fit(line, room) for _, line in shown), *filler, *detail]
     return Drawn(
-        [*top, *(fit(line, room) for _, line in shown), *filler, *detail],
+        lines if glyphs.braille else [_only_ascii(line) for line in lines],
         (*([-1] * len(top)), *(row for row, _ in shown)),
         space,
     )
@@ -153,7 +156,7 @@ def _entries(page: HomePage, at: int, room: int, glyphs: Glyphs) -> list[tuple[i
         cells = _greyed(row_cells(kept, row, glyphs), row) if row.ended else row_cells(kept, row, glyphs)
         made.append((index, (*_lead(index == at, glyphs), *_marked(cells, index == at))))
         if row.head and row.about:
-            made.append((index, (("       ", ""), (_ascii(row.about, glyphs), "dim"))))
+            made.append((index, ((" " * (LEAD + 4), ""), (row.about, "dim"))))
     if page.ready and not page.jobs:
         made.append((-1, ((" no job with an agent runs here: start one with `gpumon run train.py`", "dim"),)))
     if not page.driver:
@@ -161,19 +164,19 @@ def _entries(page: HomePage, at: int, room: int, glyphs: Glyphs) -> list[tuple[i
     made += [(-1, EMPTY), (-1, ((" GPU processes without an agent", "strong"),))]
     if page.processes:
         others = process_columns(room - LEAD)
-        made.append((-1, (("   ", ""), *heads(others))))
+        made.append((-1, ((" " * LEAD, ""), *heads(others))))
         for index, process in enumerate(page.processes, len(page.jobs)):
             cells = row_cells(others, process, glyphs)
             made.append((index, (*_lead(index == at, glyphs), *_marked(cells, index == at))))
         made.append((-1, ((f"   {HINT}", "dim"),)))
     elif not page.hidden:
         made.append((-1, (("   none", "dim"),)))
-    made += [(-1, ((f"   {_ascii(text, glyphs)}", "dim"),)) for text in page.hidden]
+    made += [(-1, ((f"   {text}", "dim"),)) for text in page.hidden]
     return made
 
 
 def _lead(here: bool, glyphs: Glyphs) -> tuple[Span, ...]:
-    return ((f" {glyphs.now if here else ' '} ", "key"),)
+    return ((f" {glyphs.now if here else ' '}", "key"),)
 
 
 def _marked(cells: Sequence[Span], here: bool) -> list[Span]:
@@ -187,8 +190,19 @@ def _greyed(cells: Sequence[Span], row: JobRow) -> list[Span]:
     return [*((text, "dim") for text, _ in cells[:-1]), cells[-1]] if row.head else [(text, "dim") for text, _ in cells]
 
 
-def _ascii(text: str, glyphs: Glyphs) -> str:
-    return text if glyphs.braille else text.replace(" · ", " - ").replace("…", "~")
+_ASCII = str.maketrans({"·": "-", "…": "~", "–": "-", "−": "-", "×": "x", "→": ">"})
+
+
+def _only_ascii(line: Line) -> Line:
+    """With the same cells: a directory may have any character."""
+    return tuple(
+        (text if text.isascii() else "".join(_sign(sign) for sign in text.translate(_ASCII)), role)
+        for text, role in line
+    )
+
+
+def _sign(sign: str) -> str:
+    return sign if sign.isascii() else "?" * width(((sign, ""),))
 
 
 def _detail(page: HomePage, at: int, room: int, height: int, glyphs: Glyphs) -> list[Line]:

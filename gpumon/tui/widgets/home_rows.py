@@ -11,7 +11,7 @@ import msgspec
 from gpumon.analysis import ledger
 from gpumon.analysis.answer import Answer, of_rank
 from gpumon.analysis.reports import DeviceReport, RankReport
-from gpumon.analysis.units import duration
+from gpumon.analysis.units import NOT_KNOWN, duration
 from gpumon.session.frame import Frame, RankFrame
 from gpumon.tui.feed import ProcessFacts
 from gpumon.tui.view import device_name, newest_read, newest_step
@@ -158,8 +158,8 @@ def process_rows(host: wire.Host | None, agents: Collection[int], facts: dict[in
             command = " ".join((os.path.basename(known.command[0]), *known.command[1:])) if known.command else ""  # noqa: PTH119
             rows.append(
                 ProcessRow(
-                    ("gpu", reading.uuid, each.pid), str(number), each.pid, known.user or "–", each.bytes,
-                    command or wire.clean(each.name or "–"),
+                    ("gpu", reading.uuid, each.pid), str(number), each.pid, known.user or NOT_KNOWN, each.bytes,
+                    command or wire.clean(each.name or NOT_KNOWN),
                 )
             )  # fmt: skip
     return rows
