@@ -170,6 +170,7 @@ class MonitorApp(App[int]):
             self.register_theme(theme)
         self.colourless = self.no_color
         self.theme = NAMES[2] if self.colourless else options.theme
+        self.set_class(options.ascii, "-ascii")
         self.palette = NONE if self.colourless else PALETTES[options.theme]
 
     # -------------------------------------------------------------------------------------------------- life

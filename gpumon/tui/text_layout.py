@@ -99,6 +99,20 @@ def _wrap(text: str, room: int) -> list[str]:
     return [clip(r, room) for r in [*rows, row] if r]
 
 
+_ASCII = str.maketrans({
+    "·": "-", "…": "~", "−": "-", "–": "-", "—": "-", "±": "~", "≤": "<", "≥": ">", "≈": "~", "×": "x", "÷": "/",
+    "→": ">", "←": "<", "↑": "^", "↓": "v", "•": "-", "°": "'", "µ": "u", "▾": "v", "▴": "^", "Δ": "d", "⏎": "<",
+    "▲": "!", "●": "*", "✓": "+", "■": "#", "│": "|", "─": "-", "⁄": "/", "▸": ">",
+})  # fmt: skip
+
+
+def in_ascii(text: str) -> str:
+    """With as many cells. What has no sign of its own becomes a question mark: a file name may have any character."""
+    if text.isascii():
+        return text
+    return "".join(sign if sign.isascii() else "?" * cell_len(sign) for sign in text.translate(_ASCII))
+
+
 def plain(lines: Iterable[Line]) -> str:
     """The text without colour, for tests and `--once`."""
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)

@@ -15,7 +15,7 @@ from gpumon.analysis.types import Breakdown, Finding, Forecast
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.plot import Curve, columns, plot
 from gpumon.tui.styles import ANSI, ASCII, DARK, LIGHT, UNICODE
-from gpumon.tui.text_layout import cells, clip, fit, flow, plain, spread, width
+from gpumon.tui.text_layout import cells, clip, fit, flow, in_ascii, plain, spread, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
@@ -52,6 +52,12 @@ def test_a_fitted_line_never_exceeds_its_room():
 def test_where_both_ends_do_not_fit_the_right_one_goes():
     assert plain([spread([("left", "")], [("right", "")], 9)]) == "left"
     assert plain([spread([("left", "")], [("right", "")], 12)]) == "left   right"
+
+
+def test_in_ascii_a_line_has_as_many_cells():
+    text = "1.2 GiB ± 0.3 · 4×8 → 深い.py …"
+    assert in_ascii(text).isascii()
+    assert width([(in_ascii(text), "")]) == width([(text, "")])
 
 
 def test_flowing_items_are_never_cut_in_two():

@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from gpumon.tui.monitor import Monitor
 from gpumon.tui.styles import Glyphs, Ink, ink
-from gpumon.tui.text_layout import EMPTY, Line, fit, width
+from gpumon.tui.text_layout import EMPTY, Line, fit, in_ascii, width
 from gpumon.tui.view import View
 
 
@@ -108,6 +108,8 @@ class Panel(Widget, can_focus=True):
         room = self.size.width
         styles, base = self._ink.styles.get, self._ink.base
         line = fit(self._lines[y], room) if y < len(self._lines) else EMPTY
+        if not self.monitor.glyphs.braille:
+            line = tuple([(in_ascii(text), role) for text, role in line])
         segments = [Segment(text, styles(role, base)) for text, role in line]
         room -= width(line)
         if room > 0:
