@@ -23,7 +23,7 @@ from gpumon.session.store import SessionStore
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import View
-from gpumon.tui.widgets.rank_lines import rank_lines
+from gpumon.tui.widgets.rank_lines import answer_of, rank_lines
 from gpumon.tui.widgets.rank_rows import PeakHistory, ordered, rank_page
 from gpumon.tui.widgets.rank_table import RankTable
 from gpumon_agent import wire
@@ -336,3 +336,80 @@ async def test_a_click_goes_to_a_rank_and_once_more_opens_it(app_of, settled) ->
         await pilot.click(RankTable, offset=(5, at))
         assert app.current_mode == "overview"
         assert app.view.rank.hello.rank == 3
+
+
+def at_width(page: Any, room: int, cursor: int = 0, glyphs: Any = UNICODE) -> str:
+    return plain(rank_lines(page, cursor, room, 40, glyphs).lines)
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_80_columns_have_rank_state_peak_bar_and_answer(glyphs: Any) -> None:
+    page = page_of([rank(number, 4, local=4) for number in range(4)])
+    rows = tuple(
+        msgspec.structs.replace(
+            row, capacity=4 * (row.peak or 0), findings=3 * (row.rank == 1), worst="allocator-retries"
+        )
+        for row in page.rows
+    )
+    for room in (80, 120):
+        shown = at_width(replace(page, rows=rows), room, glyphs=glyphs).splitlines()
+        head = next(line for line in shown if " rank " in line and "state" in line)
+        assert all(word in head for word in ("peak", "of capacity", "answer", "spread"))
+        filled, free = glyphs.lines["allocated"], glyphs.lines["free"]
+        of_ranks = shown[shown.index(head) + 1 :][:4]
+        assert all("live" in line and filled * 4 + free * 10 in line for line in of_ranks)
+        assert "allocator-retries" not in of_ranks[0]
+        assert "allocator-retr" in of_ranks[1]
+        assert "+2" in of_ranks[1]
+
+
+def test_the_answer_of_a_rank_is_never_dropped() -> None:
+    page = page_of([rank(number, 4, local=4) for number in range(4)])
+    rows = tuple(msgspec.structs.replace(row, findings=1, worst="tensor-leak") for row in page.rows)
+    for room in (40, 60, 80, 120, 200):
+        assert at_width(replace(page, rows=rows), room).count("tensor-leak") == 4
+
+
+def test_without_findings_the_answer_is_whether_it_fits() -> None:
+    row = page_of([rank(0, 2), rank(1, 2)]).rows[0]
+    assert answer_of(msgspec.structs.replace(row, findings=0, word="fits")) == ("fits", "good")
+    assert answer_of(msgspec.structs.replace(row, findings=1, worst="x", critical=True)) == ("x", "bad")
+    assert answer_of(msgspec.structs.replace(row, findings=2, worst="dominant-embedding")) == (
+        "dominant-embed… +1",
+        "warn",
+    )
+    assert answer_of(msgspec.structs.replace(row, findings=1, worst="dominant-embedding"))[0] == "dominant-embedding"
+
+
+def test_heights_of_the_strip_start_at_0_and_its_title_says_so() -> None:
+    page = page_of([rank(number, 2, local=2) for number in range(2)])
+    half = replace(page, heat=tuple(tuple(GIB // (2 - at) for _ in row) for at, row in enumerate(page.heat)))
+    shown = at_width(half, 120)
+    assert "heights from 0 to 1.00 GiB" in shown
+    assert "▄▄▄" in next(line for line in shown.splitlines() if line.startswith(" rank 0"))
+    assert "███" in next(line for line in shown.splitlines() if line.startswith(" rank 1"))
+
+
+async def test_a_number_goes_to_its_rank(app_of, settled) -> None:
+    app = app_of(*[rank(number, 64, steps=3) for number in range(64)])
+    async with app.run_test(size=LARGE) as pilot:
+        await settled(pilot)
+        await pilot.press("2")
+        await settled(pilot)
+        table = app.screen.query_one(RankTable)
+        await pilot.press("slash", *"37")
+        await pilot.pause()
+        assert table.page.rows[table._at].rank == 37
+        await pilot.press("enter")
+        assert app.focused is table
+        assert app.current_mode == "ranks"
+        await pilot.press("slash", *"rank 5", "enter")
+        await pilot.pause()
+        assert table.page.rows[table._at].rank == 5
+        await pilot.press("slash", *"99", "enter")
+        await pilot.pause()
+        assert table.page.rows[table._at].rank == 9, "the longest part that is a rank"
+        assert [each.message for each in app._notifications] == ["There is no rank 99."]
+        await pilot.press("e")
+        await settled(pilot)
+        assert "rank 9: peak " in "\n".join(strip.text for strip in app.screen._compositor.render_strips())

@@ -39,9 +39,10 @@ def test_a_rank_s_peak_is_coloured_by_how_far_it_is_above_the_others(above: floa
     assert strips(heat, 1, UNICODE)[2][0][1] == role
 
 
-@pytest.mark.parametrize(("above", "sign"), [(1.009, "▁"), (1.015, "█")])
-def test_peaks_within_a_hundredth_are_drawn_alike(above: float, sign: str) -> None:
-    assert strips([[100 * GIB], [round(above * 100 * GIB)]], 1, UNICODE)[1][0][0] == sign
+@pytest.mark.parametrize(("share", "sign"), [(1.0, "█"), (0.99, "█"), (0.5, "▄"), (0.47, "▄"), (0.25, "▂"), (0.0, "▁")])
+def test_a_peak_is_as_high_as_its_share_of_the_highest(share: float, sign: str) -> None:
+    assert strips([[100 * GIB], [round(share * 100 * GIB)]], 1, UNICODE)[1][0][0] == sign
+    assert strips([[0], [0]], 1, UNICODE)[1][0][0] == "▁"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Heat strip: each rank's peak in each of the newest steps, one sign per step, so that outliers are visible.
 
-A sign's height is the peak's place between the lowest and highest shown; its colour, how far it is above the median of
-that step's ranks. If all peaks are within 1 % of each other, every sign is the lowest, so that noise is not amplified.
+A sign's height is the peak as a share of the highest shown, from 0: half as much memory is half as high. Its colour is
+how far the peak is above the median of that step's ranks.
 Cost: one pass over what is drawn.
 """
 
@@ -15,7 +15,6 @@ from gpumon.tui.text_layout import Line, Span
 
 LEVELS = "▁▂▃▄▅▆▇█"
 PLAIN_LEVELS = "12345678"
-FLAT_SHARE = 0.01
 ODD_SHARE, FAR_SHARE = 0.03, 0.10  # above the median of the step's ranks
 
 Heat = Sequence[Sequence[int | None]]
@@ -27,8 +26,7 @@ def strips(heat: Heat, count: int, glyphs: Glyphs) -> list[Line]:
         return [() for _ in heat]
     shown = [row[-count:] for row in heat]
     known = [value for row in shown for value in row if value is not None]
-    low, high = min(known, default=0), max(known, default=0)
-    flat = high - low <= FLAT_SHARE * high
+    high = max(known, default=0)
     signs = LEVELS if glyphs.braille else PLAIN_LEVELS
     medians = [_median(column) for column in zip(*shown, strict=True)]
     lines: list[Line] = []
@@ -38,8 +36,8 @@ def strips(heat: Heat, count: int, glyphs: Glyphs) -> list[Line]:
             if value is None:
                 sign, role = " ", ""
             else:
-                level = 0 if flat else round((value - low) / (high - low) * (len(signs) - 1))
-                sign, role = signs[level], _role(value, middle, flat)
+                level = round(value / high * len(signs)) if high else 0
+                sign, role = signs[max(0, level - 1)], _role(value, middle)
             if spans and spans[-1][1] == role:
                 spans[-1] = (spans[-1][0] + sign, role)
             else:
@@ -53,7 +51,7 @@ def _median(column: Sequence[int | None]) -> float | None:
     return median(known) if known else None
 
 
-def _role(value: int, middle: float | None, flat: bool) -> str:
-    if flat or middle is None or value <= middle * (1 + ODD_SHARE):
+def _role(value: int, middle: float | None) -> str:
+    if middle is None or value <= middle * (1 + ODD_SHARE):
         return "line:allocated"
     return "bad" if value > middle * (1 + FAR_SHARE) else "warn"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from gpumon.analysis.job import spread
-from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, ranges, size, unit_for
+from gpumon.analysis.units import NOT_KNOWN, Unit, duration, exact, in_unit, percent, ranges, size, unit_for
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, heads, place, row_cells, used
-from gpumon.tui.text_layout import Line, Span, fit, flow, left, width
+from gpumon.tui.text_layout import Line, Span, clip, fit, flow, left, width
 from gpumon.tui.view import MANY
+from gpumon.tui.widgets.device_bar import bar
 from gpumon.tui.widgets.rank_heat import strips
 from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading, trouble
 
@@ -34,29 +35,58 @@ def _far(value: int | None, unit: Unit) -> str:
     return text if len(text) <= _READABLE else size(value)
 
 
-def _headroom(row: RankRow, unit: Unit) -> tuple[str, str]:
+@dataclass(frozen=True, slots=True)
+class Style:
+    unit: Unit
+    glyphs: Glyphs
+
+
+def _headroom(row: RankRow, style: Style) -> tuple[str, str]:
     """A bound (the driver's free memory is unknown) is dim with a sign."""
-    text = _far(row.headroom, unit)
+    text = _far(row.headroom, style.unit)
     return (f"<{text}", "dim") if row.headroom_at_most else (text, "text")
 
 
-COLUMNS: tuple[Column[RankRow, Unit], ...] = (
-    Column("rank", "rank", 5, 0, lambda row, unit: (row.label, "strong")),
-    Column("device", "device", 7, 12, lambda row, unit: (row.name or "", "dim")),
-    Column("step", "step", 8, 3, lambda row, unit: (NOT_KNOWN if row.step is None else f"{row.step:,}", "text")),
-    Column("peak in", "peak in", 10, 4, lambda row, unit: (row.phase, "dim")),
-    Column("peak", "peak", 8, 1, lambda row, unit: (in_unit(row.peak, unit), "strong")),
-    Column("spread", "spread", 8, 2, lambda row, unit: (in_unit(row.spread, unit, sign=True), "text")),
-    Column("reserved", "reserved", 9, 8, lambda row, unit: (in_unit(row.reserved, unit), "text")),
-    Column("slack", "cached", 7, 10, lambda row, unit: (in_unit(row.slack, unit), "text")),
-    Column("buckets", "buckets", 8, 11, lambda row, unit: (in_unit(row.buckets, unit), "dim")),
+_BAR = 14
+"""Cells of a peak's bar. At 80 columns rank, state, answer, peak, bar and spread fit."""
+
+
+def _of_capacity(row: RankRow, style: Style) -> tuple[Line, str]:
+    """The peak as a part of the device's total."""
+    if row.peak is None or not row.capacity:
+        return (), ""
+    free = max(0, row.capacity - row.peak)
+    return tuple(bar([("allocated", row.peak), ("free", free)], row.capacity, _BAR, style.glyphs)), ""
+
+
+def answer_of(row: RankRow) -> tuple[str, str]:
+    """The gravest finding and how many more there are; without one whether the next step fits."""
+    if not row.findings:
+        return row.word, _WORDS.get(row.word, "dim")
+    more = f" +{row.findings - 1}" if row.findings > 1 else ""
+    return f"{clip(row.worst, _ANSWER - 2 - len(more))}{more}", "bad" if row.critical else "warn"
+
+
+_ANSWER = 20
+"""Wide enough for a finding's code."""
+
+COLUMNS: tuple[Column[RankRow, Style], ...] = (
+    Column("rank", "rank", 5, 0, lambda row, style: (row.label, "strong")),
+    Column("device", "device", 7, 13, lambda row, style: (row.name or "", "dim")),
+    Column("step", "step", 8, 3, lambda row, style: (NOT_KNOWN if row.step is None else f"{row.step:,}", "text")),
+    Column("peak in", "peak in", 10, 4, lambda row, style: (row.phase, "dim")),
+    Column("peak", "peak", 8, 1, lambda row, style: (in_unit(row.peak, style.unit), "strong")),
+    Column("of capacity", "of capacity", _BAR + 2, 1, _of_capacity),
+    Column("spread", "spread", 8, 2, lambda row, style: (in_unit(row.spread, style.unit, sign=True), "text")),
+    Column("reserved", "reserved", 9, 8, lambda row, style: (in_unit(row.reserved, style.unit), "text")),
+    Column("slack", "cached", 7, 10, lambda row, style: (in_unit(row.slack, style.unit), "text")),
+    Column("buckets", "buckets", 8, 11, lambda row, style: (in_unit(row.buckets, style.unit), "dim")),
     Column("headroom", "headroom", 10, 5, _headroom),
-    Column("next", "next", 10, 6, lambda row, unit: (row.word, _WORDS.get(row.word, "dim"))),
-    Column("s/step", "s/step", 7, 9, lambda row, unit: (duration(row.step_s), "dim")),
-    Column("findings", "findings", 9, 7,
-           lambda row, unit: (str(row.findings) if row.findings else "", "bad" if row.critical else "warn")),
-    Column("pid", "pid", 8, 13, lambda row, unit: (NOT_KNOWN if row.pid is None else str(row.pid), "dim")),
-    Column("host", "host", 12, 14, lambda row, unit: (row.host, "dim")),
+    Column("next", "next", 10, 12, lambda row, style: (row.word, _WORDS.get(row.word, "dim"))),
+    Column("s/step", "s/step", 7, 9, lambda row, style: (duration(row.step_s), "dim")),
+    Column("findings", "answer", _ANSWER, 0, lambda row, style: answer_of(row), to_left=True),
+    Column("pid", "pid", 8, 14, lambda row, style: (NOT_KNOWN if row.pid is None else str(row.pid), "dim")),
+    Column("host", "host", 12, 15, lambda row, style: (row.host, "dim")),
 )  # fmt: skip
 UNHEARD = (COLUMNS[0],)
 """The columns of a rank that was never heard."""
@@ -159,10 +189,10 @@ def _table(
 
 
 def _line(
-    row: RankRow, here: bool, shown: Sequence[Column[RankRow, Unit]], unit: Unit, room: int, glyphs: Glyphs
+    row: RankRow, here: bool, shown: Sequence[Column[RankRow, Style]], unit: Unit, room: int, glyphs: Glyphs
 ) -> Line:
     line: list[Span] = [(f"{glyphs.now if here else ' '} ", "key")]
-    line += row_cells(shown if row.source else UNHEARD, row, unit, "cursor" if here else None)
+    line += row_cells(shown if row.source else UNHEARD, row, Style(unit, glyphs), "cursor" if here else None)
     line.append((" " * (_LEAD + used(shown) - width(line)), ""))
     state = left(_state(row, glyphs), max(0, min(_STATE_WIDTH, room - width(line)) - 2))
     return (*line, (f"  {state}", _STATES[row.state]))
@@ -186,8 +216,9 @@ def _heat(page: RankPage, room: int, height: int, glyphs: Glyphs) -> list[Line]:
     drawn = strips(page.heat, room - label - 1, glyphs)
     last = page.first_step + len(page.heat[0]) - 1
     steps = min(len(page.heat[0]), room - label - 1)
+    highest = max((value for row in page.heat for value in row[-steps:] if value is not None), default=0)
     title = f" Peak by rank and step, {last - steps + 1:,} to {last:,}"
-    lines: list[Line] = [(), fit(((title, "title"), (": the taller the sign, the higher the peak", "dim")), room)]
+    lines: list[Line] = [(), fit(((title, "title"), (f": heights from 0 to {size(highest)}", "dim")), room)]
     for row, strip in zip(page.rows, drawn, strict=True):
         lines.append(((left(f" rank {row.label}", label), "dim"), *strip))
     return lines
@@ -264,7 +295,21 @@ def _detail(row: RankRow, unit: Unit, glyphs: Glyphs) -> Sequence[Span]:
     if row.source is None:
         return parts
     for column in COLUMNS[1:]:
-        text, role = column.cell(row, unit)
-        if text not in ("", NOT_KNOWN) and column.name not in ("peak", "spread"):
-            parts += [(f"  {column.heading} ", "dim"), (str(text), role)]
+        text, role = column.cell(row, Style(unit, glyphs))
+        if isinstance(text, str) and text not in ("", NOT_KNOWN) and column.name not in ("peak", "spread"):
+            parts += [(f"  {column.heading} ", "dim"), (text, role)]
     return parts
+
+
+def explanation(row: RankRow) -> list[str]:
+    """The selected rank to the byte."""
+    if row.peak is None:
+        return []
+    said = [f"rank {row.label}: peak {exact(row.peak)}"]
+    if row.capacity:
+        said[0] += f" of the device's {exact(row.capacity)} ({percent(row.peak / row.capacity)}): the bar's filled part"
+    if row.spread is not None:
+        said.append(f"spread {exact(row.spread)}: this peak minus the median of all ranks' peaks")
+    said.append("answer: the gravest open finding (its code; +2: two more), or whether the next step fits")
+    said.append("peak by rank and step: a sign's height is its share of the highest peak shown, from 0")
+    return said

@@ -42,7 +42,9 @@ class RankRow(msgspec.Struct, frozen=True, gc=False):
     buckets: int | None = None
     headroom: int | None = None
     headroom_at_most: bool = False
+    capacity: int | None = None  # of the device
     word: str = ""
+    worst: str = ""  # the code of the gravest of `findings`
     findings: int = 0  # open warnings and critical findings
     critical: bool = False
     said: str = ""  # how the process ended
@@ -160,6 +162,8 @@ def _row(standing: RankStatus, rank: RankFrame, report: RankReport | None, devic
         buckets=buckets.of_rank(rank, device.device if device else None),
         headroom=forecast.headroom if forecast else None,
         headroom_at_most=forecast is not None and forecast.headroom_at_most,
+        capacity=device.capacity if device else None,
+        worst=next((f.code for f in warning if f.severity == "critical"), warning[0].code if warning else ""),
         word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),

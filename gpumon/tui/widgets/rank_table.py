@@ -11,7 +11,7 @@ from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
-from gpumon.tui.widgets.rank_lines import rank_lines
+from gpumon.tui.widgets.rank_lines import explanation, rank_lines
 from gpumon.tui.widgets.rank_rows import ORDERS, PeakHistory, RankPage, rank_page
 
 
@@ -19,7 +19,8 @@ class RankTable(TablePanel):
     """Ranks; Enter opens one on the Overview."""
 
     NAME = "Ranks"
-    TERMS = ("step", "it/s", "peak", "spread", "reserved", "cached", "buckets", "headroom", "device")
+    TERMS = ("step", "it/s", "peak", "spread", "reserved", "cached", "buckets", "headroom", "device", "capacity",
+             "finding", "fits · tight · OOM ahead")  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [
         *moves("ranks", "rank"),
         Binding("left,h", "across(-1)", "Left", show=False, id="ranks.left", tooltip="The column of ranks to the left"),
@@ -78,6 +79,18 @@ class RankTable(TablePanel):
     def sort(self, order: str) -> None:
         self._order = order
         self._again()
+
+    def jump(self, text: str) -> bool:
+        """Goes to the rank with this number ("37", "rank 37"); False if there is none."""
+        wanted = text.casefold().removeprefix("rank").strip()
+        at = next((at for at, row in enumerate(self.page.rows) if str(row.rank) == wanted), None)
+        if at is not None:
+            self.go(at)
+        return at is not None
+
+    def sums(self) -> list[str]:
+        rows = self.page.rows
+        return explanation(rows[self._at]) if self._at < len(rows) else []
 
     def action_reverse(self) -> None:
         self._reverse = not self._reverse
