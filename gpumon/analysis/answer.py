@@ -55,6 +55,7 @@ class Who(msgspec.Struct, frozen=True):
     function: str | None = None
     file: str | None = None
     line: int | None = None
+    source_line: str | None = None  # the text of that line
 
 
 class When(msgspec.Struct, frozen=True):
@@ -126,7 +127,7 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
     if report is None:
         return Answer("unknown", "no step has closed yet", who)
     found = [each for each in report.findings if each.state == "open" and each.severity != "info"]
-    evidence = tuple(each.title for each in found[:EVIDENCE_MAX])
+    evidence = _evidence(found)
     leak = _leak(found)
     if rank.oom is not None and report.oom is not None and _final(rank, rank.oom):
         named = leak if report.oom.verdict == "leak" else None
@@ -144,6 +145,14 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
             When(unix=rank.heard_unix_ns / 1e9), evidence=evidence,
         )  # fmt: skip
     return _living(rank, report, found, leak, who, evidence, unix_ns)
+
+
+def _evidence(found: Sequence[Finding]) -> tuple[str, ...]:
+    """What the findings say, each with the text of its line."""
+    return tuple(
+        f"{each.title}. {each.where}: {each.source_line}" if each.source_line else each.title
+        for each in found[:EVIDENCE_MAX]
+    )
 
 
 def _final(rank: RankFrame, oom: wire.Oom) -> bool:
@@ -239,14 +248,15 @@ def grows(leak: Finding) -> str:
 def _named(who: Who, leak: Finding) -> Who:
     """Adds the variable that holds the leak: "cache[*] in main()", "train.py:31"."""
     by = leak.by
-    return _at(Who(who.rank, who.pid, by.name if by else None, by.function if by else None), leak.where)
+    named = Who(who.rank, who.pid, by.name if by else None, by.function if by else None)
+    return _at(named, leak.where, leak.source_line)
 
 
-def _at(who: Who, where: str | None) -> Who:
+def _at(who: Who, where: str | None, source_line: str | None) -> Who:
     file, _, line = (where or "").rpartition(":")
     if not line.isdigit():
         return who
-    return msgspec.structs.replace(who, file=file, line=int(line))
+    return msgspec.structs.replace(who, file=file, line=int(line), source_line=source_line)
 
 
 def _is_now(rank: RankFrame, said: wire.Outlook) -> bool:
@@ -304,7 +314,7 @@ def of_oom(report: OomReport, who: Who | None = None, unix: float | None = None)
     return Answer(
         "out-of-memory",
         report.sentence.rstrip("."),
-        who if who.file is not None or who.variable is not None else _at(who, report.where),
+        who if who.file is not None or who.variable is not None else _at(who, report.where, report.code),
         When(0, None, unix),
         report.remedies[0].text if report.remedies else "",
         report.reasons,
@@ -315,7 +325,7 @@ def of_outcome(outcome: Outcome) -> Answer:
     """For a dry run."""
     space = outcome.tightest
     device = "the device" if space is None else f"{space.name} ({units.size(space.capacity)})"
-    evidence = tuple(each.title for each in outcome.findings[:EVIDENCE_MAX])
+    evidence = _evidence(outcome.findings)
     leak = _leak(outcome.findings)
     failed = next((each for each in outcome.failed if not each.survived), None)
     if failed is not None:

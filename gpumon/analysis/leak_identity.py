@@ -125,9 +125,9 @@ class LeakNames:
                 elif same is not None:
                     del known[same]  # it has a name now
             if key in known and each.where is None:  # made before stacks were recorded: no line
-                each = replace(each, where=known[key][0].where, phase=known[key][0].phase)
+                each = _made_as(each, known[key][0])
             if key in known and census.cut and each.held < known[key][0].held:  # it saw only a part
-                known[key] = replace(known[key][0], where=each.where, phase=each.phase), known[key][1]
+                known[key] = _made_as(known[key][0], each), known[key][1]
             else:
                 known[key] = each, census
             updated.add(key)
@@ -143,6 +143,10 @@ class LeakNames:
 
 def _key(suspect: Suspect) -> _Key:
     return suspect.has_graph, root(suspect.holder) if suspect.holder is not None else tuple(suspect.kinds)
+
+
+def _made_as(suspect: Suspect, other: Suspect) -> Suspect:
+    return replace(suspect, where=other.where, source_line=other.source_line, phase=other.phase)
 
 
 def _is_linked(suspect: Suspect) -> bool:

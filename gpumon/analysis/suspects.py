@@ -48,6 +48,14 @@ class Suspect:
     several_places: bool = False  # one tensor in each
     where: str | None = None
     phase: str | None = None
+    source_line: str | None = None  # the text of the line `where`
+
+    @property
+    def line(self) -> tuple[str | None, str | None]:
+        """Where its tensors were made, else where the variable gets its value: file.py:LINE and its text."""
+        if self.where is not None or self.holder is None:
+            return self.where, self.source_line
+        return self.holder.where, self.holder.source_line
 
     @property
     def by(self) -> wire.Holder | None:
@@ -134,7 +142,9 @@ def _add(suspect: Suspect, group: wire.Group, count: int) -> None:
         suspect.grown = (suspect.grown or 0) + group.grown
     kind = (group.shape, group.dtype)
     if suspect.where is None or count > max(suspect.kinds.values(), default=0):
-        suspect.where, suspect.phase = group.where or suspect.where, group.phase or suspect.phase
+        if group.where:
+            suspect.where, suspect.source_line = group.where, group.source_line
+        suspect.phase = group.phase or suspect.phase
     suspect.kinds[kind] = suspect.kinds.get(kind, 0) + count
 
 

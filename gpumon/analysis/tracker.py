@@ -89,6 +89,7 @@ class Tracker:
                 by=evidence.by,
                 so_far=max(evidence.bytes or 0, evidence.so_far or 0) or None,
                 where=evidence.where,
+                source_line=evidence.source_line,
                 remedy=evidence.remedy,
                 subject=evidence.subject or look.where.strip(),
             )

@@ -152,6 +152,7 @@ class Finding:
     subject: str = ""  # distinguishes two findings of one code
     by: wire.Holder | None = None  # `holder` as fields
     so_far: int | None = None  # bytes it has grown by until now; `bytes` were counted, perhaps steps ago
+    source_line: str | None = None  # the text of the line `where`
 
     @property
     def key(self) -> tuple[str, str, str | None, str | None]:

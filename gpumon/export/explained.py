@@ -23,6 +23,7 @@ def explained(report: OomReport) -> Object:
         "assumptions": list(report.assumptions),
         "missing": _figure(report.missing),
         "where": report.where,
+        "source_line": report.code,
         "suspects": [_suspect(each) for each in report.suspects[:SUSPECTS_MAX]],
         "remedies": [remedy.text for remedy in report.remedies],
         "saves": [remedy.saves for remedy in report.remedies],

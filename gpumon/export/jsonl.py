@@ -224,6 +224,7 @@ def finding(rank: RankFrame, found: Finding, unix_ns: int) -> Object:
         "bytes_per_step": found.bytes_per_step,
         "holder": found.holder,
         "where": found.where,
+        "source_line": found.source_line,
         "remedy": found.remedy,
         "state": found.state,
     }

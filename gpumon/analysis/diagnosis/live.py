@@ -64,6 +64,7 @@ def of_rank(
         step=event.step,
         module=event.module,
         where=event.where,
+        code=event.source_line,
         reasons=(*changed(rank, event, kept), *report.reasons),
         suspects=(*suspects, *_buckets(rank, message, event.phase)),
         notes=(*report.notes, MORE) if event.report is not None else report.notes,
@@ -105,6 +106,7 @@ def of_file(report: Report, file: str | None = None, watched: OomReport | None =
         step=report.step,
         module=report.module,
         where=report.where,
+        code=report.source_line,
         lines=at_failure(event, report.ledger, report.device_total),
         file=file,
     )

@@ -48,6 +48,7 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
         holder=holder.text if holder else None,
         by=holder,
         where=loaded.where or (holder.where if holder else None),
+        source_line=loaded.source_line if loaded.where or holder is None else holder.source_line,
         subject=f"load {loaded.number}",
         since=loaded.step,
     )
@@ -79,6 +80,7 @@ def _elsewhere(look: Look, loaded: wire.Checkpoint) -> Evidence:
         holder=holder.text if holder else None,
         by=holder,
         where=loaded.where,
+        source_line=loaded.source_line,
         subject=f"load {loaded.number} {loaded.device}",
         since=loaded.step,
     )

@@ -77,7 +77,7 @@ def _named(look: Look, leak: Leak, suspect: Suspect, steps: int, share: float) -
     """`share`: the part of the growth that this suspect holds."""
     main = leak.main
     per_step = round(leak.per_step * share)
-    where = suspect.where or (suspect.holder.where if suspect.holder else None)
+    where, source_line = suspect.line
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
@@ -102,6 +102,7 @@ def _named(look: Look, leak: Leak, suspect: Suspect, steps: int, share: float) -
         bytes_per_step=per_step,
         holder=_holder(suspect),
         where=where,
+        source_line=source_line,
         by=suspect.by,
         so_far=round(share * leak.held.at(look.record.step)) if leak.held is not None and suspect.by else so_far,
         subject=suspect.by.variable if suspect.by is not None else f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
@@ -121,7 +122,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     more = f" in {units.count(blocks.so_far)} blocks" if blocks and main.figure != "blocks" else ""
     so_far = main.so_far or 0
     said = f", {units.size(so_far)}{more} so far" if main.figure != "blocks" else f", {units.count(so_far)} so far"
-    where, made = _made_at(look, main)
+    where, source_line, made = _made_at(look, main)
     searched = any(census.step >= (main.since or 0) and not census.cut for census in look.censuses)
     waiting = look.censuses[-1].waiting if look.censuses else None
     if searched:
@@ -132,6 +133,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
         _collector_off(waiting) if waiting is not None else NOBODY if searched else SOMEBODY,
         bytes_per_step=per_step,
         where=where,
+        source_line=source_line,
         since=main.since,
         severity=severity,
     )
@@ -144,14 +146,14 @@ def _collector_off(waiting: int) -> str:
     )
 
 
-def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
-    """The line that made most of the tensors without a known holder, and the text for it."""
+def _made_at(look: Look, main: Growth) -> tuple[str | None, str | None, str]:
+    """The line that made most of the tensors without a known holder, its text, and what the title says of it."""
     for census in reversed(look.censuses):
         made = [each for each in census.unclaimed if each.device == look.device]
         if made and census.step >= (main.since or 0):
             most = max(made, key=lambda each: each.bytes)
-            return most.where, f"; most of it is made at {most.where}"
-    return None, ""
+            return most.where, most.source_line, f"; most of it is made at {most.where}"
+    return None, None, ""
 
 
 def _urgency(look: Look) -> str | None:
@@ -276,6 +278,7 @@ def _host(look: Look, growth: Growth) -> Evidence:
     steps = round(free / growth.per_step) if free and growth.per_step else None
     near = steps is not None and steps <= HOST_LEAK.critical_steps_to_oom
     ahead = "" if steps is None else f"; the machine has room for about {units.count(steps)} more steps"
+    where, source_line = held.line if held is not None else (None, None)
     same = held is None and growth.figure == "rss" and _as_fast_on_the_device(look, growth)
     if same:
         ahead += "; allocated on the device grows as fast: if the device uses host memory, these are the same bytes"
@@ -289,7 +292,8 @@ def _host(look: Look, growth: Growth) -> Evidence:
         bytes_per_step=per_step,
         holder=_holder(held) if held is not None else None,
         by=held.by if held is not None else None,
-        where=(held.where or (held.holder.where if held.holder else None)) if held is not None else None,
+        where=where,
+        source_line=source_line,
         subject=growth.figure,
         since=growth.since,
         severity="critical" if near else "info" if same else None,

@@ -28,6 +28,7 @@ class Evidence:
     by: wire.Holder | None = None  # `holder` as fields
     so_far: int | None = None  # bytes it has grown by, if more than the `bytes` that were counted
     at_once: bool = False  # opens the finding at the first look
+    source_line: str | None = None  # the text of the line `where`
 
 
 @dataclass(slots=True)  # one per step and rank; a frozen one takes twice as long to make

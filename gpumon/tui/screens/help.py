@@ -144,10 +144,11 @@ def finding_facts(each: JobFinding) -> list[tuple[str, str]]:
     if each.ranks:
         facts.append(("Ranks", each.ranks))
     if finding.holder:
-        where = f", in {finding.by.where}" if finding.by is not None and finding.by.where else ""
+        by = finding.by
+        where = f", in {_with_text(by.where, by.source_line)}" if by is not None and by.where else ""
         facts.append(("Held by", f"{finding.holder}{where}"))
     if finding.where:
-        facts.append(("At", finding.where))
+        facts.append(("At", _with_text(finding.where, finding.source_line)))
     growth = [f"{size(finding.bytes_per_step)} a step"] if finding.bytes_per_step else []
     growth += [f"{size(finding.so_far)} so far"] if finding.so_far else []
     growth += [f"since step {finding.step:,}"] if finding.step is not None else []
@@ -163,6 +164,11 @@ def finding_facts(each: JobFinding) -> list[tuple[str, str]]:
             ("How gpumon detects it", page.evidence),
         ]
     return facts
+
+
+def _with_text(where: str, source_line: str | None) -> str:
+    """ "train.py:9: cache.append(y.detach())"."""
+    return f"{where}: {source_line}" if source_line else where
 
 
 class _Popup(ModalScreen[None]):
