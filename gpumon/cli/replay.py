@@ -74,7 +74,7 @@ def command(
     from gpumon.tui.app import MonitorApp
     from gpumon.tui.feed import Pace
 
-    app = MonitorApp(lambda: recording, pace=Pace(speed), options=look, watch_terminal=True)
+    app = MonitorApp(recording=recording, pace=Pace(speed), options=look, watch_terminal=True)
     app.ending = lambda: recording.cut
     raise click.exceptions.Exit(run(app))
 

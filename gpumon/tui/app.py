@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +18,7 @@ from textual.screen import ModalScreen, Screen
 from textual.timer import Timer
 
 from gpumon.analysis import RankReport, Reporter
-from gpumon.analysis.answer import Answer, answer, line
+from gpumon.analysis.answer import NOBODY, Answer, answer, line
 from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
@@ -28,6 +28,7 @@ from gpumon.tui.home import Home
 from gpumon.tui.ingest import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
 from gpumon.tui.monitor import Monitor
+from gpumon.tui.playback import Playback, Recorded
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.status_log import StatusLog
@@ -52,6 +53,9 @@ ASKED = {
     wire.BLOCKS: ("Read blocks", "The allocator's segments and blocks: on the Blocks screen"),
     wire.SNAPSHOT_FILE: ("Snapshot", "A file for PyTorch's memory_viz page, on the machine that trains"),
 }
+
+PAGE_STEPS = 100
+"""By which the arrows move a replay."""
 
 STEPS_IN_ALL = 2400
 """Closed steps kept over all ranks: 3 kB each, the budget is 64 MB."""
@@ -112,7 +116,21 @@ class MonitorApp(App[int]):
                 tooltip="Replay twice as fast"),
         Binding("less_than_sign", "speed(0.5)", "Slower", show=False, id="replay.slower",
                 tooltip="Replay half as fast"),
-        Binding("end", "finish", "To the end", show=False, id="replay.end", tooltip="Replay the rest at once"),
+        Binding("full_stop", "step(1)", "Step", id="replay.next", key_display=",/.",
+                tooltip="Replay one step more, and hold"),
+        Binding("comma", "step(-1)", "Step back", show=False, id="replay.previous",
+                tooltip="Replay: back by one step, and hold"),
+        Binding("right,shift+right", "page(1)", "Page", show=False, id="replay.page",
+                tooltip="Replay: forwards by 100 steps"),
+        Binding("left,shift+left", "page(-1)", "Page back", show=False, id="replay.page_back",
+                tooltip="Replay: back by 100 steps"),
+        Binding("right_square_bracket", "moment(1)", "Event", id="replay.event", key_display="[/]",
+                tooltip="Replay: to the next event: out of memory, growth, checkpoint, new shape"),
+        Binding("left_square_bracket", "moment(-1)", "Event before", show=False, id="replay.event_before",
+                tooltip="Replay: to the event before"),
+        Binding("colon", "go_to", "Go to", id="replay.go", key_display=":", tooltip="Replay: to a step by its number"),
+        Binding("home", "start", "To the start", show=False, id="replay.start", tooltip="Replay: to the first step"),
+        Binding("end", "finish", "To the end", show=False, id="replay.end", tooltip="Replay: to the last step"),
     ]  # fmt: skip
 
     def __init__(
@@ -123,6 +141,7 @@ class MonitorApp(App[int]):
         host: HostFeed | None = None,
         asker: Ask | None = None,
         pace: Pace | None = None,
+        recording: Recorded | None = None,
         clock: Callable[[], int] = time.time_ns,
         options: Options = Options(),
         watch_terminal: bool = False,
@@ -138,11 +157,12 @@ class MonitorApp(App[int]):
         self.failure: str | None = None
         self.ending: Callable[[], str | None] | None = None
         """Called at the feed's end for a log message."""
-        self.view = View(Frame(0, ()))
+        self._playback = Playback(recording, pace or Pace()) if recording is not None else None
+        self.view = View(Frame(0, ()), position=self._playback.position if self._playback is not None else None)
         self._feed = feed
         self._host = host
         self._asker = asker
-        self._pace = pace
+        self._pace = self._playback.pace if self._playback is not None else pace
         self._clock = clock
         self._options = options
         self._store = self._new_store()
@@ -182,6 +202,9 @@ class MonitorApp(App[int]):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         if self._feed is not None:
             self._listen(self._feed)
+        elif self._playback is not None:
+            self._following = self._tasks.start(self._play(self._playback))
+            self._tasks.start(self._playback.look())
         elif self._home is not None:
             self.action_home()
 
@@ -217,6 +240,19 @@ class MonitorApp(App[int]):
 
     async def on_unmount(self) -> None:
         await self._tasks.stop()
+
+    async def _play(self, playback: Playback) -> None:
+        def at_end() -> None:
+            self.say((self.ending() if self.ending else None) or "end of the recording")
+            self.redraw()
+
+        def show(store: SessionStore) -> None:
+            if store is not self._store:
+                self._store, self._reporter = store, Reporter()
+                self.view = replace(self.view, answer=NOBODY)
+            self.redraw()
+
+        await playback.run(self._store, self._new_store, show, at_end)
 
     async def _follow(self, feed: Feed) -> None:
         try:
@@ -303,10 +339,13 @@ class MonitorApp(App[int]):
         cannot = None
         if self._asker is None:
             cannot = "this is a replay" if self._pace is not None else "this viewer sends no requests"
-        return choose(
-            frame, reports, self._source, self._device,
-            span=self._span, paused=self._paused, said=self._said, answered=answered, cannot_ask=cannot,
+        position = self._playback.position if self._playback is not None else None
+        view = choose(
+            frame, reports, self._source, self._device, span=self._span,
+            paused=self._paused or (position is not None and position.held and not position.ended),
+            said=self._said, answered=answered, cannot_ask=cannot,
         )  # fmt: skip
+        return view if position is None else replace(view, position=position)
 
     def _note_changes(self, frame: Frame) -> None:
         """Logs status changes; follows the shown rank through a restart."""
@@ -450,7 +489,10 @@ class MonitorApp(App[int]):
         self.exit(0)
 
     def action_pause(self) -> None:
-        self._paused = not self._paused
+        if self._playback is not None:
+            self._playback.pace.hold(not self._playback.pace.held)
+        else:
+            self._paused = not self._paused
         self._again()
 
     def action_mode(self, name: str) -> None:
@@ -516,12 +558,44 @@ class MonitorApp(App[int]):
             self.say(f"replay at {self._pace.speed:g} times its speed")
 
     def action_finish(self) -> None:
-        if self._pace is not None:
+        if self._playback is not None:
+            self._playback.finish()
+        elif self._pace is not None:
             self._pace.finish()
+
+    def action_start(self) -> None:
+        self._go_to(0)
+
+    def action_step(self, by: int) -> None:
+        if self._playback is not None:
+            self._playback.go_by(by)
+            self.redraw()
+
+    def action_page(self, by: int) -> None:
+        self.action_step(by * PAGE_STEPS)
+
+    def action_moment(self, by: int) -> None:
+        found = self._playback.go_to_moment(by) if self._playback is not None else None
+        if found is None:
+            self.toast(f"No event {'after' if by > 0 else 'before'} this step is known.")
+        self.redraw()
+
+    def action_go_to(self) -> None:
+        from gpumon.tui.screens.goto import GotoScreen
+
+        self.push_screen(GotoScreen(), self._go_to)
+
+    def _go_to(self, step: int | None) -> None:
+        if self._playback is not None and step is not None:
+            self._playback.pace.hold(True)
+            self._playback.go(step)
+            self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ("speed", "finish"):
             return self._pace is not None
+        if action in ("step", "page", "moment", "go_to", "start"):
+            return self._playback is not None and len(self.screen_stack) == 1
         if action == "theme":
             return not self.colourless
         if action == "up":

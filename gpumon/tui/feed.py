@@ -84,6 +84,8 @@ class Pace:
 
     def __init__(self, speed: float = 1.0) -> None:
         self.speed = speed
+        self.held = False
+        self._woken = False
         self._changed = asyncio.Event()
 
     def change(self, factor: float) -> None:
@@ -96,21 +98,34 @@ class Pace:
         self.speed = 0.0
         self._changed.set()
 
+    def hold(self, held: bool) -> None:
+        self.held = held
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Ends a wait."""
+        self._woken = True
+        self._changed.set()
+
     async def play(self, events: AsyncIterator[Incoming]) -> AsyncIterator[wire.Received]:
         last_ns: int | None = None
         async for heard in events:
             for received in singly(heard if isinstance(heard, list) else (heard,)):
                 if last_ns is not None and not received.replayed:
-                    await self._wait(min(self.IDLE_S, max(0.0, (received.unix_ns - last_ns) / 1e9)))
+                    await self.wait(max(0.0, (received.unix_ns - last_ns) / 1e9))
                 last_ns = received.unix_ns if last_ns is None else max(last_ns, received.unix_ns)
                 yield received
 
-    async def _wait(self, recorded_s: float) -> None:
-        while self.speed and recorded_s > 0.001:
+    async def wait(self, recorded_s: float) -> None:
+        """So long as it took when it was recorded, and while it is held; until `wake`."""
+        recorded_s = min(self.IDLE_S, recorded_s)
+        self._woken = False
+        while not self._woken and (self.held or (self.speed and recorded_s > 0.001)):
             self._changed.clear()
-            speed, began = self.speed, asyncio.get_running_loop().time()
+            speed, began, held = self.speed, asyncio.get_running_loop().time(), self.held
             try:
-                await asyncio.wait_for(self._changed.wait(), recorded_s / speed)
+                await asyncio.wait_for(self._changed.wait(), None if held else recorded_s / speed)
             except asyncio.TimeoutError:
                 return
-            recorded_s -= (asyncio.get_running_loop().time() - began) * speed
+            if not held:
+                recorded_s -= (asyncio.get_running_loop().time() - began) * speed

@@ -10,6 +10,7 @@ from gpumon.analysis.answer import NOBODY, Answer
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
+from gpumon.tui.position import Position
 from gpumon_agent import wire
 
 WHOLE_RUN = 1 << 62
@@ -49,6 +50,8 @@ class View:
     """The state of the whole job."""
     cannot_ask: str | None = None
     """Why the shown rank's agent takes no requests; None: it does."""
+    position: Position | None = None
+    """Of a replay."""
 
     @property
     def index(self) -> int | None:

@@ -10,6 +10,7 @@ from textual.screen import Screen
 from gpumon.tui.monitor import Monitor
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
+from gpumon.tui.widgets.replay_line import ReplayLine
 
 
 class MonitorScreen(Screen[None]):
@@ -25,6 +26,10 @@ class MonitorScreen(Screen[None]):
     @property
     def monitor(self) -> Monitor:
         return cast("Monitor", self.app)
+
+    def on_mount(self) -> None:
+        if self.monitor.view.position is not None and self.query("#keys"):
+            self.mount(ReplayLine(id="replay"), before="#keys")
 
     def show(self, view: View, *, calm: bool) -> None:
         """Updates the panels; tables only if `calm` (half the rate)."""

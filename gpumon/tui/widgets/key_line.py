@@ -14,7 +14,7 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.home", "app.finding")
-"""These come first, at the same place on every screen; then the screens."""
+"""These come first, at the same place on every screen; then the screens, then those of a replay."""
 
 
 class Key(NamedTuple):
@@ -61,7 +61,9 @@ def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str],
         binding = each.binding
         if binding.id in FIRST:
             return FIRST.index(binding.id), ""
-        return (50, binding.key) if "mode(" in binding.action else (99, "")
+        if "mode(" in binding.action:
+            return 50, binding.key
+        return (60 if (binding.id or "").startswith("replay.") else 99), ""
 
     for each in sorted(active.values(), key=order):
         binding = each.binding
