@@ -209,7 +209,7 @@ def comparison_lines(done: ParameterComparison, first: str, second: str) -> Iter
     """Parameters of either model by layer."""
     more = done.second - done.first
     yield (
-        f"B has {count(abs(more))} parameters {'more' if more > 0 else 'less'} than A"
+        f"B has {count(abs(more))} parameters {'more' if more > 0 else 'fewer'} than A"
         if more
         else f"A and B have the same number of parameters, {count(done.first)}"
     )

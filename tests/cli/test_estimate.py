@@ -543,3 +543,14 @@ def test_a_number_of_parameters_needs_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True)
+
+
+def test_a_comparison_starts_with_the_difference(tmp_path: Path) -> None:
+    small, large = (written(tmp_path / f"{n}.json", {"weight": [n, 64]}) for n in (10, 1000))
+    for first, second, said in (
+        (small, large, "B has 63,360 parameters more than A"),
+        (large, small, "B has 63,360 parameters fewer than A"),
+        (small, small, "A and B have the same number of parameters, 640"),
+    ):
+        done = run("--compare", first, second)
+        assert (done.exit_code, done.stdout.splitlines()[0]) == (0, said), done.output
