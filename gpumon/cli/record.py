@@ -16,7 +16,6 @@ import click
 
 from gpumon import link
 from gpumon.analysis.units import duration, size
-from gpumon.analysis.units import steps as counted
 from gpumon.cli import progress
 from gpumon.cli.budget_sender import BudgetSender
 from gpumon.cli.printing import harmless, say
@@ -84,13 +83,11 @@ class Status:
         self._began = time.monotonic()
         self._sizes: deque[tuple[float, int]] = deque(maxlen=_RATE_OF + 1)
         self._steps: dict[str, int] = {}  # newest, by rank
-        self._recorded = 0
         self._shown = False
 
     def take(self, received: wire.Received) -> None:
         if isinstance(received.event, wire.Step):
             self._steps[received.source] = received.event.step
-            self._recorded += 1
 
     def begin(self) -> None:
         say(f"recording {self._what} to {self._recording.path}; ctrl-c stops it", err=True)
@@ -123,7 +120,8 @@ class Status:
         recording = self._recording
         took = duration(time.monotonic() - self._began)
         thinned = " (the older ones with gaps, see --max-size)" if recording.thinned else ""
-        return f"{recording.path}: {counted(self._recorded)}{thinned}, {size(recording.nbytes)} in {took}"
+        step = f"to step {max(self._steps.values()):,}" if self._steps else "no step"
+        return f"{recording.path}: {step}{thinned}, {size(recording.nbytes)} in {took}"
 
 
 def _columns() -> int:

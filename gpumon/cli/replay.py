@@ -87,7 +87,7 @@ class _Reading:
 
     def __iter__(self) -> Iterator[wire.Received]:
         with working(f"reading {self._file}"):
-            yield from self._recording
+            yield from self._recording.tail()
 
     @property
     def cut(self) -> str | None:

@@ -15,8 +15,8 @@ from types import TracebackType
 from gpumon_agent import wire
 
 from .errors import RecordingFailed
-from .recording_blocks import BEGINS, FOOT, FOOT_MAGIC, HEADER, INDEX, LENGTH, STATE, block, compressor
-from .recording_index import Frame, Marks, encode
+from .recording_blocks import BEGINS, FOOT, FOOT_MAGIC, HEADER, INDEX, LENGTH, MARKED, STATE, block, compressor
+from .recording_index import KINDS, Frame, Marks, encode
 from .recording_state import State
 from .recording_thinning import spared
 
@@ -53,6 +53,7 @@ class Recording:
         self._frame_bytes = 0
         self._state = State()
         self._marks = Marks()
+        self._told = 0  # marks that blocks have
         self._failed = False
         if path.exists() and not force:
             raise self._exists()
@@ -90,7 +91,8 @@ class Recording:
         raw, messages = bytes(self._buffer), self._buffered
         self._buffer.clear()
         self._buffered = 0
-        self._put(self._block(raw, messages, 0))
+        new, self._told = {mark.kind for mark in self._marks.marks[self._told :]}, len(self._marks.marks)
+        self._put(self._block(raw, messages, sum(MARKED << at for at, kind in enumerate(KINDS) if kind in new)))
         self.messages += messages
         self._frame_bytes += len(raw)
         if self._frame_bytes >= FRAME_BYTES:

@@ -27,8 +27,9 @@ else:
 VERSION = (2, 0)
 HEADER = MAGIC + bytes(VERSION)
 
-BEGINS, STATE, INDEX = 1, 2, 4
-"""A block's flags: it begins a frame; it repeats what is known; it is the index."""
+BEGINS, STATE, INDEX, MARKED = 1, 2, 4, 8
+"""A block's flags: it begins a frame; it repeats what is known; it is the index; from there on a bit for each kind of
+mark (recording_index.KINDS) that it has."""
 
 HEAD = struct.Struct("<IIIIIHqQ")
 _CRC = struct.Struct("<I")

@@ -10,7 +10,8 @@ import msgspec
 
 from gpumon_agent import wire
 
-OOM, CHECKPOINT, SHAPE, GROWTH = "out of memory", "checkpoint", "new shape", "growth"
+KINDS = OOM, CHECKPOINT, SHAPE, GROWTH = "out of memory", "checkpoint", "new shape", "growth"
+"""Of marks; new ones go last, for a block's flags count them."""
 
 MARKS_MAX = 64
 """Of each kind but out of memory: with batches of many lengths each step may have a new shape."""

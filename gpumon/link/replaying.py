@@ -20,6 +20,7 @@ from .recording_blocks import (
     HEAD,
     HEADER,
     INDEX,
+    MARKED,
     STATE,
     VERSION,
     Damaged,
@@ -29,7 +30,7 @@ from .recording_blocks import (
     messages_of,
     opened,
 )
-from .recording_index import Frame, Index, Marks, decode
+from .recording_index import KINDS, Frame, Index, Mark, Marks, decode
 
 _TURN = 512  # messages between two event loop turns
 
@@ -81,6 +82,10 @@ class Replay:
                 yield from self._plain_messages(file)
             else:
                 yield from self._compressed(file, jumped=False)
+
+    def tail(self) -> Iterator[wire.Received]:
+        """What must be known for the recording's end, and about its last 2,000 steps."""
+        return iter(self) if self._plain else self.near(self.index().last_step + 1)
 
     def near(self, step: int) -> Iterator[wire.Received]:
         """All messages from about 2,000 steps before `step` on, after what must be known there."""
@@ -167,8 +172,9 @@ class Replay:
                 return None
 
     def _walked(self) -> Index:
-        """By the heads alone. Without marks: those are in the messages."""
+        """By the heads alone: the step of a mark is the newest of its block."""
         frames: list[Frame] = []
+        marks: list[Mark] = []
         last: Head | None = None
         first_ns = 0
         size = self.path.stat().st_size
@@ -182,12 +188,15 @@ class Replay:
                 if head.flags & BEGINS:
                     known = (last.unix_ns, last.step) if last is not None else (0, -1)
                     frames.append(Frame(at, head.frame, *known))
+                for number, kind in enumerate(KINDS):
+                    if head.flags & MARKED << number:
+                        marks.append(Mark(kind, head.step, head.unix_ns))
                 first_ns = first_ns or head.unix_ns
                 last = head
                 at += HEAD.size + head.length
         if last is None:
             return Index((), 0, 0, -1, -1)
-        return Index(tuple(frames), first_ns, last.unix_ns, 0 if last.step >= 0 else -1, last.step)
+        return Index(tuple(frames), first_ns, last.unix_ns, 0 if last.step >= 0 else -1, last.step, tuple(marks))
 
     # ------------------------------------------------------------------------------------------------- format 1
 

@@ -63,7 +63,7 @@ def test_a_pipe_gets_a_line_at_the_start_and_one_at_the_end(tmp_path: Path, star
     recorder.send_signal(signal.SIGINT)
     said = recorder.communicate(timeout=60)[1].splitlines()
     assert said[0] == f"recording train.py (pid {agent.pid}) to {path}; ctrl-c stops it"
-    assert re.fullmatch(rf"{path}: 20 steps, [\d.]+ KiB in [\d.]+ s", said[1])
+    assert re.fullmatch(rf"{path}: to step 19, [\d.]+ KiB in [\d.]+ s", said[1])
     assert len(said) == 2
     assert len([r for r in link.replay(path) if isinstance(r.event, wire.Step)]) == 20
 
@@ -89,7 +89,7 @@ def test_a_terminal_gets_a_line_that_is_written_over_and_cleared(tmp_path: Path,
     assert re.search(rf"\r\x1b\[2Krecording train\.py \(pid {agent.pid}\): [\d.]+ KiB, [\d.]+ K?i?B/s, step 19", said)
     assert said.count("\n") == 1
     recorder.send_signal(signal.SIGINT)
-    assert re.search(r"\r\x1b\[2K[^\r]*a\.gpumon: 20 steps", read(r"20 steps, .* s"))
+    assert re.search(r"\r\x1b\[2K[^\r]*a\.gpumon: to step 19", read(r"to step 19, .* s"))
     assert recorder.wait(60) == 0
     os.close(master)
 

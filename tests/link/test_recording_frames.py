@@ -89,6 +89,11 @@ def test_recordings_of_before_are_read_and_have_marks(tmp_path: Path) -> None:
     assert old.index().marks == new.index().marks
     assert [mark.kind for mark in new.index().marks if mark.kind == "out of memory"] == ["out of memory"]
     assert list(old.near(5)) == said
+    cut = tmp_path / "cut.gpumon"
+    cut.write_bytes((tmp_path / "new.gpumon").read_bytes()[: -FOOT.size])
+    walked = link.replay(cut).index()
+    assert {mark.kind for mark in walked.marks} == {mark.kind for mark in new.index().marks}
+    assert {mark.step for mark in walked.marks} == {walked.last_step}  # of the one block
 
 
 def test_frames_hold_four_mib_each_and_one_begins_with_what_is_known(long: Path) -> None:
