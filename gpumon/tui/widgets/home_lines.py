@@ -13,7 +13,7 @@ from gpumon.analysis.answer import parts
 from gpumon.analysis.units import NOT_KNOWN, count, pace, size
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, heads, place, row_cells
-from gpumon.tui.text_layout import EMPTY, Line, Span, fit, width
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit
 from gpumon.tui.widgets.answer_line import ROLES, answer_lines, state_glyph, stated
 from gpumon.tui.widgets.device_bar import bar
 from gpumon.tui.widgets.home_rows import HomePage, JobRow, ProcessRow
@@ -21,7 +21,9 @@ from gpumon.tui.widgets.home_rows import HomePage, JobRow, ProcessRow
 LEAD = 2
 """For the cursor; the cells of a column to the left begin with two blanks."""
 
-BAR = 10
+BAR = 8
+"""With it/s still in 80 columns."""
+
 ANSWER = 22
 """At least so wide: state and rank, and the first words of what it is."""
 
@@ -129,9 +131,9 @@ def home_lines(page: HomePage, at: int, room: int, height: int, glyphs: Glyphs, 
     start = max(0, min(last - space + 1 if last >= space else 0, first))
     shown = entries[start : start + space]
     filler: list[Line] = [EMPTY] * (space - len(shown)) if detail else []
-    lines = [*top, *(fit(line, room) for _, line in shown), *filler, *detail]
+    lines = [fit(line, room) for line in (*top, *(line for _, line in shown), *filler, *detail)]
     return Drawn(
-        lines if glyphs.braille else [_only_ascii(line) for line in lines],
+        lines,
         (*([-1] * len(top)), *(row for row, _ in shown)),
         space,
     )
@@ -188,21 +190,6 @@ def _marked(cells: Sequence[Span], here: bool) -> list[Span]:
 def _greyed(cells: Sequence[Span], row: JobRow) -> list[Span]:
     """All but the answer, which is last."""
     return [*((text, "dim") for text, _ in cells[:-1]), cells[-1]] if row.head else [(text, "dim") for text, _ in cells]
-
-
-_ASCII = str.maketrans({"·": "-", "…": "~", "–": "-", "−": "-", "×": "x", "→": ">"})
-
-
-def _only_ascii(line: Line) -> Line:
-    """With the same cells: a directory may have any character."""
-    return tuple(
-        (text if text.isascii() else "".join(_sign(sign) for sign in text.translate(_ASCII)), role)
-        for text, role in line
-    )
-
-
-def _sign(sign: str) -> str:
-    return sign if sign.isascii() else "?" * width(((sign, ""),))
 
 
 def _detail(page: HomePage, at: int, room: int, height: int, glyphs: Glyphs) -> list[Line]:
