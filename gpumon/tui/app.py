@@ -34,6 +34,7 @@ from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.status_log import StatusLog
 from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
+from gpumon.tui.text_layout import in_ascii
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, WHOLE_RUN, Said, View, choose, newest_step
 from gpumon.tui.widgets.findings_strip import details_of
@@ -547,6 +548,8 @@ class MonitorApp(App[int]):
     def toast(self, text: str) -> None:
         """Shows a message over the screen, instead of the one before."""
         self.clear_notifications()
+        if not self.glyphs.braille:
+            text = in_ascii(text)
         self.notify(text, timeout=TOLD_S, markup=False)
 
     def action_snapshot(self) -> None:

@@ -23,7 +23,7 @@ from gpumon.tui.widgets.forecast_panel import ForecastData, forecast_lines
 from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts, host_lines
 from gpumon.tui.widgets.panel import Panel
-from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
+from gpumon.tui.widgets.phase_table import PhaseRow, PhasesData, fold, phase_lines, phases
 from gpumon.tui.widgets.timeline import Point, Series, TimelineData, axis_top, timeline_lines
 from gpumon_agent import wire
 
@@ -118,8 +118,31 @@ def test_what_is_kept_is_drawn_on_for_a_fourth_of_the_steps() -> None:
     assert shown[-1].rstrip().endswith("full at 02:41")
     ahead = [row[95:] for row in shown[1:-1]]
     assert any(char not in " ╌⠉" for row in ahead for char in row)
+    area = max(row.rfind("⣿") for row in shown[1:-1]) - 6
+    whole = max(len(row.rstrip("╌ ")) for row in shown[1:-1]) - 7
+    assert area / whole == pytest.approx(40 / 50, abs=0.02)
     calm = plain(timeline_lines(TimelineData(points, 200, 60 * GIB, False), 120, 14, UNICODE, ""))
     assert calm.splitlines()[-1].rstrip().endswith("39")
+
+
+def test_the_curve_of_a_step_gives_each_phase_room_for_its_short_name() -> None:
+    rows = tuple(
+        PhaseRow(name, 0, start * GIB, peak * GIB, end * GIB, ns, 0)
+        for name, start, peak, end, ns in (
+            (wire.BETWEEN, 1, 1, 1, 1), ("forward", 1, 5, 4, 1), ("backward", 4, 8, 2, 1), ("optimizer", 2, 4, 2, 97)
+        )
+    )  # fmt: skip
+    data = PhasesData(1, False, rows, None, None)
+    lines = plain(phase_lines(data, 55, 11, UNICODE, "")).splitlines()
+    assert [row.rstrip() for row in lines[-4:]] == [
+        "    8.00┤             ⢀⣴⣧",
+        "        │        ⣠⣷⣶⣤⣴⣿⣿⣿⣷⡀       ⣀⣀⣀⣀⣤⣤⣤⣤⣄⣀⣀⣀⡀",
+        "       0┤⣤⣤⣤⣤⣤⣤⣤⣾⣿⣿⣿⣿⣿⣿⣿⣿⣿⣷⣶⣶⣾⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣿⣷⣶⣶",
+        "         │data │fwd  │bwd  │optimizer",
+    ]
+    assert "┤" not in plain(phase_lines(data, 55, 10, UNICODE, ""))  # 3 rows show nothing
+    assert "┤" in plain(phase_lines(data, 40, 11, UNICODE, ""))
+    assert "┤" not in plain(phase_lines(data, 39, 11, UNICODE, ""))
 
 
 def test_a_peak_that_stays_the_same_is_a_line_and_one_that_moves_an_area() -> None:
@@ -277,7 +300,6 @@ def test_a_rollout_is_one_line_that_counts_what_was_merged(store_of, new_run, tr
 
 
 def phases_with(rows):
-    from gpumon.tui.widgets.phase_table import PhasesData
 
     return PhasesData(1, False, tuple(rows), None, None)
 
