@@ -396,8 +396,8 @@ def parts(said: Answer) -> Parts:
     if who is not None and who.file is not None and f"{who.file}:{who.line}" not in said.what:
         text += f" ({who.file}:{who.line})"
     if said.state in ("leak", "tight", "ok") and when is not None and when.steps is not None:
-        at = "" if when.unix is None else f", at {_clock(when.unix, when.seconds or 0.0)}"
-        text += f"; full in {units.steps(when.steps)}{at}"
+        at = "" if when.unix is None else f", {clock(when)}"
+        text += f"; full in {units.about(when.steps)}{at}"
     elif said.state in ("ended", "unknown") and when is not None and when.unix is not None:
         moment = time.strftime("%H:%M:%S", time.localtime(when.unix))
         text += f", at {moment}" if said.state == "ended" else f"; its last message came at {moment}"
@@ -415,6 +415,7 @@ def line(said: Answer) -> str:
     return f"{head}: {text} To do: {do}." if do else f"{head}: {text}"
 
 
-def _clock(unix: float, seconds: float) -> str:
-    """The time of day; with the date if it is more than 20 hours away."""
-    return time.strftime("%H:%M" if seconds < 72_000 else "%b %d %H:%M", time.localtime(unix))
+def clock(when: When) -> str:
+    """ "at 02:41"; with the date if it is more than 20 hours away."""
+    near = (when.seconds or 0.0) < 72_000
+    return time.strftime("at %H:%M" if near else "at %b %d %H:%M", time.localtime(when.unix))

@@ -166,6 +166,13 @@ def finding_facts(each: JobFinding) -> list[tuple[str, str]]:
     return facts
 
 
+def markdown(each: JobFinding) -> str:
+    """A finding as one would paste it into a chat or an issue."""
+    finding = each.finding
+    facts = "\n".join(f"- **{name}**: {text}" for name, text in finding_facts(each))
+    return f"### {finding.code} ({finding.severity})\n\n{finding.title}\n\n{facts}\n"
+
+
 def _with_text(where: str, source_line: str | None) -> str:
     """ "train.py:9: cache.append(y.detach())"."""
     return f"{where}: {source_line}" if source_line else where
@@ -249,6 +256,7 @@ class FindingScreen(_Popup):
         Binding("n", "turn(1)", "Next", id="page.next", tooltip="The next finding"),
         Binding("N", "turn(-1)", "Previous", id="page.previous", tooltip="The finding before"),
         Binding("d", "details", "Details", id="page.details", tooltip="The screen with this finding's details"),
+        Binding("y", "copy", "Copy", id="page.copy", tooltip="Copy this finding as Markdown"),
     ]
 
     def __init__(self, found: Sequence[JobFinding], at: int, open_details: Callable[[JobFinding], object]) -> None:
@@ -263,12 +271,17 @@ class FindingScreen(_Popup):
     @property
     def hint(self) -> str:
         others = "n next  N previous  " if len(self._found) > 1 else ""
-        return f"{others}{'d details  ' if details_of(self._found[self._at]) else ''}esc closes"
+        return f"{others}{'d details  ' if details_of(self._found[self._at]) else ''}y copy  esc closes"
 
     def action_turn(self, by: int) -> None:
         self._at = (self._at + by) % len(self._found)
         self.query_one(FindingText).take(self._found[self._at], self._at, len(self._found))
         self.query_one("#popup").border_subtitle = self.hint
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(markdown(self._found[self._at]))
+        self.app.clear_notifications()
+        self.notify("Copied as Markdown.", markup=False)
 
     def action_details(self) -> None:
         self.app.pop_screen()
