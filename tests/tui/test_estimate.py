@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.comparison import HELD, Compared, compare, remarks
+from gpumon.analysis.comparison import HELD, Compared, EstimateCheck, compare, remarks
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.types import Breakdown, Estimate, Peak
 from gpumon.tui.glossary import TERMS
@@ -13,7 +15,8 @@ from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import LABELS, ORDER
-from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, page_lines
+from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, explanation, owners_of, page_lines
+from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, summed, sums
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -105,6 +108,57 @@ def test_every_line_of_the_ledger_has_its_word_in_the_glossary():
     assert {LABELS.get(line, line) for line in (*ORDER, "allocated", HELD)} <= set(TERMS)
 
 
+OWNERS = tuple(
+    Compared(line, estimate, measured, "exact" if estimate else "measured")
+    for line, estimate, measured in (
+        ("weights", 800, 800), ("buffers", 3, 3), ("gradients", 790, 790), ("optimizer", 1600, 1605),
+        ("inputs", None, 70), ("unexplained", None, 400), ("rounding", None, 20),
+    )
+)  # fmt: skip
+TOTAL = Compared("allocated", 3193 + 90, 3688, "exact+learnt")
+ADDED = (Compared("step_adds", 900, 900, "learnt"), Compared("update_adds", 100, 100, "exact"))
+CHECK = EstimateCheck(9, 9, OWNERS, TOTAL, ADDED, (), Compared("peak", 4000, 4400, "exact"), "forward", "forward")
+
+
+@pytest.mark.parametrize("most", range(13))
+def test_rows_add_up_to_their_total_in_any_height(most: int) -> None:
+    for check in (CHECK, replace(CHECK, allocated=None)):
+        rows = summed(check, most)
+        assert len(rows) <= most
+        names = [row.line for row in rows]
+        assert ("allocated" in names) is (most > 1)
+        if most > 1:
+            *above, total = rows[: names.index("allocated") + 1]
+            if above:
+                assert sum(row.measured or 0 for row in above) == total.measured
+                assert sum(row.estimate or 0 for row in above) == total.estimate
+            assert (total.measured, total.estimate) == ((3688, 3283) if check is CHECK else (3688, 3193))
+        assert ("step_adds" in names) is (most >= 8)
+    assert [row.line for row in summed(CHECK, 5)] == ["weights", "optimizer", "other", "allocated", "peak"]
+    assert [row.line for row in summed(CHECK, 2)] == ["allocated", "peak"]
+
+
+def test_the_page_s_rows_add_up_although_some_have_no_estimate() -> None:
+    *above, total = owners_of(CHECK)
+    assert above[-1] == Compared("other", 90, None, "measured")
+    assert sum(row.estimate or 0 for row in above) == total.estimate
+    assert sum(row.measured or 0 for row in above) == total.measured
+    assert "lack of allocated" in explanation(above[-1])[0]
+    assert owners_of(replace(CHECK, owners=OWNERS[:4], allocated=Compared("allocated", 3193, 3198, ""))) == [
+        *OWNERS[:4], Compared("allocated", 3193, 3198, ""),
+    ]  # fmt: skip
+    assert owners_of(replace(CHECK, allocated=None)) == list(OWNERS)
+
+
+def test_the_panel_s_sum_is_explained_to_the_byte(new_run, store_of) -> None:
+    said = sums(CHECK)
+    assert said[0].startswith("allocated 3,688 B = weights 800 + buffers 3 + gradients 790 + optimizer 1,605")
+    assert said[-1] == "peak 4,400 B: 712 B above that, while the step ran"
+    found = estimated(view_of(store_of(new_run().usual(20)))).found
+    text = plain(estimate_lines(Comparisons(found, False), 60, 6, ASCII, "strong"))
+    assert " = allocated" in text
+
+
 def text_of(app) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
@@ -129,9 +183,11 @@ async def test_on_a_small_screen_the_last_line_brings_the_words_with_it(app_of, 
         await pilot.press("5")
         await settled(pilot)
         assert "The step peaks where" not in text_of(app)
+        assert "more lines (arrows, page keys)" in text_of(app)
         await pilot.press("end")
         await settled(pilot)
         assert "measured: read, not derived" in text_of(app)
+        assert "more lines" not in text_of(app)
         await pilot.press("home")
         assert app.screen.query_one(EstimatePage)._at == 0
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from gpumon.analysis.comparison import Compared, EstimateCheck, remarks
+from gpumon.analysis.comparison import OTHER, Compared, EstimateCheck, remarks
 from gpumon.analysis.types import Forecast
 from gpumon.analysis.units import Unit, exact, in_unit, percent, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
@@ -18,7 +18,7 @@ from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
-from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures
+from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, rest
 
 SOURCES = {
     "exact": "in closed form, from the model's and the optimizer's description",
@@ -109,7 +109,11 @@ class EstimatePage(TablePanel):
         aim = len(page) - 1 if self._at == len(self.rows) - 1 else chosen
         self._top = min(self._top, max(0, chosen - 2))
         self._top = max(self._top, min(aim, chosen + height - 3) - height + 1)
-        return page[self._top : self._top + height]
+        shown = page[self._top : self._top + height]
+        below = len(page) - self._top - height
+        if below > 0:
+            shown[-1] = ((f" {'…' if glyphs.braille else '...'} {below + 1} more lines (arrows, page keys)", "dim"),)
+        return shown
 
     def row_at(self, y: int) -> int | None:
         return self._lines_rows.index(self._top + y) if self._top + y in self._lines_rows else None
@@ -117,7 +121,15 @@ class EstimatePage(TablePanel):
 
 def rows_of(found: EstimateCheck) -> list[Compared]:
     """The selectable lines, from top to bottom."""
-    return [*found.owners, *([found.allocated] if found.allocated else []), *found.added, *found.phases]
+    return [*owners_of(found), *found.added, *found.phases]
+
+
+def owners_of(found: EstimateCheck) -> list[Compared]:
+    """The owners and their sum. `other` is the sum's estimate for the lines without one."""
+    if found.allocated is None:
+        return list(found.owners)
+    other = rest(found.allocated, found.owners)
+    return [*found.owners, *([other] if other is not None else []), found.allocated]
 
 
 def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[list[Line], list[int]]:
@@ -130,7 +142,7 @@ def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[li
     largest = max((v or 0 for row in rows_of(found) for v in (row.estimate, row.measured)), default=0)
     where: list[int] = []
     sections = (
-        (f"Step's end, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
+        (f"Step's end, {unit.name}", owners_of(found)),
         ("What a step adds", found.added),
         ("Peak of each phase", found.phases),
     )
@@ -177,7 +189,9 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     if e.word:
         mark = glyphs.fits if e.word == "fits" else glyphs.warning
         line.append((f" {mark} {_WORD[e.word]}  ", VERDICTS[e.word]))
-    line.append((f"the next iteration peaks at {in_unit(f.next_peak, unit)} {unit.name} ({span}) in {f.phase}", "text"))
+    start = "" if line else " "
+    peak = f"{in_unit(f.next_peak, unit)} {unit.name}"
+    line.append((f"{start}the next iteration peaks at {peak} ({span}) in {f.phase}", "text"))
     second: list[Span] = []
     if e.capacity is not None and f.headroom is not None:
         bound = "at most " if f.headroom_at_most else ""
@@ -213,7 +227,7 @@ def _heads(name: str, first: bool, room: int) -> Line:
 
 def _row(row: Compared, unit: Unit, here: bool, phase: bool, top: bool, room: int, glyphs: Glyphs) -> Line:
     columns, start = _placed(room)
-    glyph = " " if phase else glyphs.lines.get(row.line, " ") if row.line != "allocated" else " "
+    glyph = " " if phase else glyphs.lines.get(row.line, " ") if row.line != "allocated" else "="
     strong = top or row.line == "allocated"
     role = "cursor" if here else "strong" if strong else "text"
     name = left(row.line if phase else LABELS.get(row.line, row.line), _NAME - 6)
@@ -247,6 +261,11 @@ def _bar(row: Compared, phase: bool, largest: int, left_over: int, room: int, gl
 
 def explanation(row: Compared) -> list[str]:
     """The selected line to the byte, and the source of its estimate."""
+    if row.line == OTHER:
+        return [
+            f"other: estimate {exact(row.estimate)}, measured {exact(row.measured)}: what the lines above lack of "
+            "allocated, because some of them have no estimate of their own"
+        ]
     name = LABELS.get(row.line, row.line)
     said = [f"{name}: estimate {exact(row.estimate)}, measured {exact(row.measured)}"]
     if row.difference is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.comparison import OTHER, Compared, EstimateCheck, compare
@@ -43,24 +44,40 @@ def comparisons(view: View) -> Comparisons:
     return Comparisons(found, False)
 
 
-def summed(found: EstimateCheck, most: int) -> tuple[Compared, ...]:
-    """At most `most` rows. Lines without room or estimate are summed; `allocated` is the sum above it."""
-    added = found.added if most >= LEAST_WITH_ADDED else ()
-    total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]
-    room = max(0, most - len(last) - 2)
-    little = (total.measured or 0) // LITTLE_OF_ALLOCATED if total is not None else 0
-    shown = [row for row in found.owners if row.estimate or abs(row.measured or 0) > little]
-    largest = sorted(shown, key=lambda row: -max(row.estimate or 0, abs(row.measured or 0)))[:room]
-    rows = [row for row in shown if row in largest]
-    if total is None or not rows:
-        return (*rows, *last)
+def rest(total: Compared, rows: Sequence[Compared]) -> Compared | None:
+    """What `rows` lack of `total`, so that each column adds up: lines without an estimate or room. None: nothing."""
     measured = estimated = None
     if total.measured is not None:
-        measured = total.measured - sum(row.measured or 0 for row in rows)
+        measured = (total.measured - sum(row.measured or 0 for row in rows)) or None
     if total.estimate is not None:
-        estimated = total.estimate - sum(row.estimate or 0 for row in rows)
-    other = (Compared(OTHER, estimated, measured, "measured"),) if measured or estimated else ()
-    return (*rows, *other, total, *last)
+        estimated = (total.estimate - sum(row.estimate or 0 for row in rows)) or None
+    return Compared(OTHER, estimated, measured, "measured") if measured or estimated else None
+
+
+def summed(found: EstimateCheck, most: int) -> tuple[Compared, ...]:
+    """At most `most` rows. Lines without room or estimate are one row, `other`; `allocated` is the sum above it."""
+    added = found.added if most >= LEAST_WITH_ADDED else ()
+    total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]
+    if total is None:
+        total, last = _sum(found.owners), [_sum(found.owners), *last]
+    else:
+        last = [total, *last]
+    little = (total.measured or 0) // LITTLE_OF_ALLOCATED
+    rows = [row for row in found.owners if row.estimate or abs(row.measured or 0) > little]
+    other = rest(total, rows)
+    room = max(0, most - len(last))
+    if len(rows) + (other is not None) > room:
+        largest = sorted(rows, key=lambda row: -max(row.estimate or 0, abs(row.measured or 0)))[: max(0, room - 1)]
+        rows = [row for row in rows if row in largest]
+        other = rest(total, rows) if room else None
+    return (*rows, *([other] if other is not None else []), *last)[-most:] if most > 0 else ()
+
+
+def _sum(rows: Sequence[Compared]) -> Compared:
+    """Of a device whose `allocated` is not counted."""
+    estimates = [row.estimate for row in rows if row.estimate is not None]
+    measured = [row.measured for row in rows if row.measured is not None]
+    return Compared("allocated", sum(estimates) if estimates else None, sum(measured) if measured else None, "measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +110,26 @@ class EstimateTable(Panel):
     def pick(self, view: View) -> Comparisons:
         return comparisons(view)
 
+    def sums(self) -> list[str]:
+        found: EstimateCheck | None = self._slice.found if self._slice is not None else None
+        return sums(found) if found is not None else []
+
     def draw(self, slice_: Comparisons, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return estimate_lines(slice_, width, height, glyphs, self.title_role)
+
+
+def sums(found: EstimateCheck) -> list[str]:
+    """The sum of the rows above `allocated`, to the byte, and what `other` and the peak are."""
+    total = found.allocated
+    if total is None or total.measured is None:
+        return []
+    parts = [(LABELS.get(row.line, row.line), row.measured) for row in found.owners if row.measured]
+    said = [f"allocated {total.measured:,} B = " + " + ".join(f"{name} {value:,}" for name, value in parts)]
+    said.append("other: those of these lines that have no row, so that the rows add up to allocated, at the step's end")
+    if found.peak is not None and found.peak.measured is not None:
+        above = found.peak.measured - total.measured
+        said.append(f"peak {found.peak.measured:,} B: {above:,} B above that, while the step ran")
+    return said
 
 
 def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
@@ -113,7 +148,7 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
     lines: list[Line] = [tuple(head)]
     for r in rows:
         strong = r.line in ("peak", "allocated")
-        glyph = " " if strong else glyphs.lines.get(r.line, " ")
+        glyph = "=" if r.line == "allocated" else " " if strong else glyphs.lines.get(r.line, " ")
         line: list[Span] = [
             (f" {glyph} ", line_role(r.line)),
             (left(LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
