@@ -63,6 +63,8 @@ def on_a_device(folder: str) -> None:
         last = checkpoints(0)[-1]
         assert (last.alive, last.tensors, last.mapped, last.foreign) == (nbytes, 4, False, False), last
         assert last.where == f"{Path(__file__).name}:{line}", last
+        assert last.source_line == "checkpoint = torch.load(path, weights_only=True)"
+        assert last.holders[0].source_line == last.source_line
         assert last.file == "model.pt"
         assert last.used_step == 3
         assert last.holders[0].text == "checkpoint['model'][*] in resume()", last
@@ -142,6 +144,8 @@ def on_a_device(folder: str) -> None:
     assert len(censuses) >= 2
     kept = max(censuses[-1].groups, key=lambda group: group.count)
     assert kept.where == f"{Path(__file__).name}:{line}", kept
+    assert kept.source_line == "losses.append(loss * 2)"
+    assert kept.holders[0].source_line == "losses = []"
     assert kept.grown
     assert kept.has_graph
     assert "losses[*]" in kept.holders[0].name

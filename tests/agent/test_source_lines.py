@@ -135,6 +135,19 @@ def test_no_pipe_no_device_no_folder_and_no_relative_path_is_read(
         assert text(path) is None, path
 
 
+def test_what_waits_in_a_pipe_is_left_there(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.py"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(pipe, b"x = 1")
+        os.utime(path, (1e9, 1e9))
+        assert text(str(path)) is None
+        assert os.read(pipe, 5) == b"x = 1"
+    finally:
+        os.close(pipe)
+
+
 def test_a_notebooks_cell_is_read_from_where_ipython_keeps_it(tmp_path: Path) -> None:
     """Under a name of a file that does not exist, or in brackets; without a time, which a file's entry has."""
     for path in ("<ipython-input-3-0123456789ab>", str(tmp_path / "ipykernel_7" / "1234.py")):

@@ -46,7 +46,7 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
     call, mebibytes = CALLS[where]
     (oom,) = [each for each in attached if each["type"] == "oom"]
     assert (oom["phase"], oom["step"], oom["requested"]) == (where, 0, mebibytes * MIB)
-    assert oom["where"] == line_of(call)
+    assert (oom["where"], oom["source_line"]) == (line_of(call), call)
     assert oom["verdict"] == "capacity"
     assert oom["remedies"]
     assert oom["ledger"]["weights"]
@@ -58,6 +58,10 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
     kept = report_file.load(Path(oom["report"]))
     assert kept is not None
     assert (kept.phase, kept.requested, kept.where) == (where, mebibytes * MIB, line_of(call))
+    assert kept.source_line == call
+    assert f"requested at {line_of(call)}  {call}\n" in Path(oom["report"]).with_suffix(".txt").read_text()
+    explained = place.gpumon("explain", "--last", GPUMON_OOM_DIR=str(place.reports)).stdout
+    assert f"Requested at {line_of(call)}  {call}\n" in explained
     (weight,) = kept.parameters.values()
     assert weight.shape == (weight.shape[0], weight.shape[1])
 
