@@ -48,7 +48,7 @@ class Playback:
         if self._wanted is None:
             self._shown = self.unix_ns, self.step
         return Position(
-            *self._shown, first or self._first_ns, last, steps,
+            *self._shown, min(first or self._first_ns, self._first_ns or first), last, steps,
             self.pace.speed, self.pace.held, self.ended, self._wanted, self._moments,
         )  # fmt: skip
 
