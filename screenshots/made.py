@@ -33,6 +33,8 @@ SCENARIOS = HERE.parent / "tests" / "scenarios"
 PATIENCE_S = 180.0
 LOOKS, LOOK_S = 12, 0.3  # so many steps before the end, each is drawn
 LARGE, SMALL = (120, 40), (80, 24)
+FRAME_S = 2.5  # of a film
+FILM_STEP_S = 0.02  # between two steps of the recording, so that the app looks at them
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,21 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Film:
+    """One file, NAME.svg, that shows what one saw after so many steps, one after the other, and then with more keys."""
+
+    name: str
+    steps: tuple[int, ...]
+    keys: tuple[tuple[str, ...], ...] = ()
+    size: tuple[int, int] = SMALL
+
+
+@dataclass(frozen=True)
 class Scene:
     """One training run and the pictures of it."""
 
     command: tuple[str, ...]
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Picture | Film, ...]
     devices: tuple[str, ...] = ("-p", "h200")
     seconds: float | None = 25.0  # of recording; None: to the end of the training
 
@@ -84,6 +96,7 @@ SCENES = (
         (
             Picture("leaks", keys=("4",)),
             Picture("leaks-light", keys=("4",), theme="gpumon-light"),
+            Film("attach-to-leak", steps=(2, 12, 30, 60, 150), keys=(("n",), ("escape", "4"))),
         ),
         seconds=45.0,  # until a second census tells what has grown
     ),
@@ -177,6 +190,64 @@ async def draw(recording: Path, picture: Picture) -> None:
     print(f"{picture.name}.svg")
 
 
+async def shoot(recording: Path, film: Film) -> None:
+    """Plays the recording to the app, holds it at each of the film's steps, and saves all that was seen as one file."""
+    events = await events_of(recording, 0)
+    go_on, held = asyncio.Event(), asyncio.Event()
+    now = events[0].unix_ns
+
+    async def feed() -> AsyncIterator[wire.Received]:
+        nonlocal now
+        stops = list(film.steps)
+        for received in events:
+            now = max(now, received.unix_ns)
+            yield received
+            if isinstance(received.event, wire.Step):
+                await asyncio.sleep(FILM_STEP_S)
+                if stops and received.event.step >= stops[0]:
+                    stops.pop(0)
+                    held.set()
+                    await go_on.wait()
+                    go_on.clear()
+        held.set()
+        await asyncio.Event().wait()
+
+    frames: list[str] = []
+    app = MonitorApp(feed, clock=lambda: now, options=Options(), asker=link.Asker())
+    async with app.run_test(size=film.size) as pilot:
+        for keys in ((), *((),) * len(film.steps[1:]), *film.keys):
+            if not keys:
+                await held.wait()
+                held.clear()
+            for key in keys:
+                await pilot.press(key)
+            await pilot.pause(1.2)
+            frames.append(app.export_screenshot(title="gpumon attach"))
+            if not keys:
+                go_on.set()
+    (HERE / f"{film.name}.svg").write_text(animated(frames), encoding="utf-8")
+    print(f"{film.name}.svg")
+
+
+def animated(frames: list[str]) -> str:
+    """One SVG that shows the frames in turns. Where motion is not wanted, the last one stands."""
+    box = frames[0].split('viewBox="')[1].split('"')[0]
+    whole = FRAME_S * len(frames)
+    shown = []
+    for at, frame in enumerate(frames):
+        inner = frame[frame.index(">", frame.index("<svg")) + 1 : frame.rindex("</svg>")]
+        last = " last" if at == len(frames) - 1 else ""
+        shown.append(f'<g class="frame{last}" style="animation-delay:{at * FRAME_S:g}s">{inner}</g>')
+    style = (
+        f".frame {{ visibility: hidden; animation: show {whole:g}s step-end infinite; }}\n"
+        f"@keyframes show {{ 0% {{ visibility: visible; }} {100 / len(frames):.3f}% {{ visibility: hidden; }} }}\n"
+        "@media (prefers-reduced-motion) { .frame { animation: none; } .last { visibility: visible; } }"
+    )
+    return (
+        f'<svg viewBox="{box}" xmlns="http://www.w3.org/2000/svg">\n<style>{style}</style>\n{"".join(shown)}\n</svg>\n'
+    )
+
+
 def main() -> int:
     wanted = set(sys.argv[1:])
     for scene in SCENES:
@@ -186,7 +257,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             recording = record(scene, Path(folder))
             for picture in pictures:
-                asyncio.run(draw(recording, picture))
+                asyncio.run(shoot(recording, picture) if isinstance(picture, Film) else draw(recording, picture))
     return 0
 
 

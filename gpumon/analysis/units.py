@@ -122,9 +122,9 @@ def steps(number: int) -> str:
     return f"{number:,} step{'' if number == 1 else 's'}"
 
 
-def about(number: int) -> str:
-    """A count that is a forecast: two digits, from 100 on. "97 steps", "about 170 steps", "about 10,000,000 steps"."""
-    if number < 100:
+def about(number: int, exact_below: int = 100) -> str:
+    """A count that is a forecast: two digits. "97 steps", "about 170 steps", "about 10,000,000 steps"."""
+    if number < exact_below:
         return steps(number)
     power = 10 ** (len(str(number)) - 2)
     return f"about {steps(round(number / power) * power)}"

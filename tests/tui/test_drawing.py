@@ -353,6 +353,32 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
         assert next(line for line in lines if "231" in line).strip() == text
 
 
+@pytest.mark.parametrize(("factor", "said"), [(99.94, "up to ×99.9"), (100.0, "up to ×100 and more")])
+def test_a_batch_a_hundred_times_larger_is_enough(factor: float, said: str) -> None:
+    forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, None, factor, 5)
+    data = ForecastData(forecast, 10 * GIB, ended=False, counted=True)
+    assert f"{said} the present one" in plain(forecast_lines(data, 60, 9, UNICODE, ""))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said", "role"),
+    [
+        (999, "999 steps (900–1,100)", "bad"),
+        (1_000, "about 1,000 steps", "warn"),
+        (4_219_577, "about 4,200,000 steps", "warn"),
+    ],
+)
+def test_a_far_end_has_two_digits_and_is_no_alarm(steps: int, said: str, role: str) -> None:
+    forecast = Forecast(
+        9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, steps, None, 5, steps_to_oom_low=900, steps_to_oom_high=1_100
+    )
+    lines = forecast_lines(ForecastData(forecast, 10 * GIB, ended=False, counted=True), 60, 9, UNICODE, "")
+    (text, found) = next(span for line in lines for span in line if "full in" in span[0])
+    assert (text.removeprefix("rising: full in ").removeprefix("about ").removeprefix("full in "), found) in (
+        (said, role), (said.removeprefix("about "), role)
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("room", [33, 36, 40, 60])
 def test_the_next_peak_s_interval_is_not_cut(room):
     forecast = Forecast(276 << 20, 255 << 20, 300 << 20, "backward", GIB, 0.0, None, None, 5)

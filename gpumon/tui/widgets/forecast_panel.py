@@ -30,6 +30,13 @@ REGIME_SHOWN_STEPS = 100
 _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
 
 
+FACTOR_MAX = 100
+"""Times the present batch; more says that memory is no limit."""
+
+FAR_STEPS = 1_000
+"""From here on two digits of the steps until memory is full are enough, and it is not yet urgent."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForecastData:
     forecast: Forecast | None
@@ -89,7 +96,7 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
     elif word:
         calm = word == wire.FITS and not filling
         mark = glyphs.fits if calm else glyphs.warning
-        said = "fits, but fills up" if filling and word == wire.FITS else _WORD[word]
+        said = "fits for now" if filling and word == wire.FITS else _WORD[word]
         first.append((f"  {mark} {said}", _ROLE[word] if calm or word != wire.FITS else "warn"))
     lines.append(fit(first, room))
     low, high = in_unit(f.low, unit), in_unit(f.high, unit)
@@ -117,7 +124,8 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
         )
     )
     if f.max_batch_factor is not None:
-        factor = f"×{f.max_batch_factor:.1f}" if glyphs.braille else f"x{f.max_batch_factor:.1f}"
+        times = f"{f.max_batch_factor:.1f}" if f.max_batch_factor < FACTOR_MAX else f"{FACTOR_MAX} and more"
+        factor = f"×{times}" if glyphs.braille else f"x{times}"
         lines.append(
             fit(
                 [
@@ -150,19 +158,21 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
 
 def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
     """Steps to OOM, in the longest text that fits; the interval is more important than the time."""
-    steps, apart = units.steps(number), ""
-    if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
+    steps, apart, about = units.steps(number), "", "about "
+    if number >= FAR_STEPS:
+        steps, about = units.about(number), ""
+    elif f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
         apart = f" ({f.steps_to_oom_low:,}{'–' if glyphs.braille else '-'}{f.steps_to_oom_high:,})"
     left = f", {time}" if time else ""
     said = [
-        ("trend", f"rising: full in about {steps}{apart}{left}"),
+        ("trend", f"rising: full in {about}{steps}{apart}{left}"),
         ("trend", f"full in {steps}{apart}{left}"),
         ("trend", f"full in {steps}{apart}"),
         ("full in", f"{steps}{apart}"),
         ("trend", f"full in {steps}"),
     ]
     label, text = next((each for each in said if pad + len(each[1]) <= room), said[-1])
-    return [(f"{indent}{label}".ljust(pad), "dim"), (text, "bad")]
+    return [(f"{indent}{label}".ljust(pad), "dim"), (text, "bad" if number < FAR_STEPS else "warn")]
 
 
 def _now(said: wire.Outlook) -> list[Span]:
