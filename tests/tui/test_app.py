@@ -6,6 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 
 import pytest
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from gpumon.link.errors import NotGpumon
 from gpumon.tui.app import MonitorApp
@@ -150,6 +151,16 @@ async def test_zoom_changes_how_many_steps_are_shown(app_of, new_run) -> None:
         await pilot.press("minus")
         await pilot.pause(0.4)
         assert " 200 steps" in text_of(app)
+        app.screen.query_one("#timeline").post_message(scrolled(MouseScrollUp))
+        await pilot.pause(0.4)
+        assert " 100 steps" in text_of(app)
+        app.screen.query_one("#timeline").post_message(scrolled(MouseScrollDown))
+        await pilot.pause(0.4)
+        assert " 200 steps" in text_of(app)
+
+
+def scrolled(kind: type[MouseScrollUp | MouseScrollDown]) -> MouseScrollUp | MouseScrollDown:
+    return kind(None, 5, 5, 0, 0, 0, False, False, False)
 
 
 @pytest.mark.parametrize(("size", "rows"), [((120, 40), 5), ((80, 24), 2)])

@@ -109,7 +109,7 @@ def _at(readings: list[tuple[int, int]], rank: RankFrame, record: StepRecord) ->
 
 
 class Timeline(Panel):
-    """The plot; `+` and `-` set the number of steps."""
+    """The plot; `+` and `-`, or the mouse's wheel, set the number of steps."""
 
     NAME = "Memory over the last steps"
     TERMS = ("allocated", "peak", "reserved", "device", "capacity", "step")
@@ -150,6 +150,12 @@ class Timeline(Panel):
             (forecast.bytes_per_step or 0) if kept and forecast is not None else 0,
             f"full {clock(when)}" if kept and when is not None and when.unix is not None else "",
         )
+
+    def on_mouse_scroll_up(self) -> None:
+        self.monitor.zoom(-1)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.monitor.zoom(1)
 
     def draw(self, slice_: TimelineData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return timeline_lines(slice_, width, height, glyphs, self.title_role)
