@@ -145,6 +145,25 @@ def test_the_curve_of_a_step_gives_each_phase_room_for_its_short_name() -> None:
     assert "┤" not in plain(phase_lines(data, 39, 11, UNICODE, ""))
 
 
+def test_where_the_allocator_counts_nothing_resident_memory_is_drawn() -> None:
+    points = tuple(Point(step, (100 + step) << 20, None, None, step) for step in range(40))
+    shown = plain(timeline_lines(TimelineData(points, 200, None, False, resident=True), 80, 12, UNICODE, ""))
+    assert "⣿ resident memory" in shown
+    assert "reserved" not in shown
+    assert "160┤" in shown
+    assert "MiB · --track-cpu counts tensors" in shown
+
+
+def test_a_process_on_the_cpu_has_its_resident_memory_in_the_plot(store_of, new_run, app_of) -> None:
+    run = new_run().hello(devices=(wire.Device(0, "cpu", "cpu", None, None),), backend="cpu")
+    for step in range(4):
+        run.say(wire.Phase(step, "forward", 0, 0, run.t_ns, 1, rss=(300 + step) << 20), numbered=True)
+        run.say(wire.Step(step, run.t_ns, 1, phases=1), numbered=True)
+    points = Series().follow(view_of(store_of(run)).rank, 0, None)
+    assert [point.rss for point in points] == [(300 + step) << 20 for step in range(4)]
+    assert points[0].allocated_peak is None
+
+
 def test_a_peak_that_stays_the_same_is_a_line_and_one_that_moves_an_area() -> None:
     def dots(low: int) -> int:
         points = tuple(Point(step, low if step % 2 else 100, 110, None, step) for step in range(40))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, log10
 
 from gpumon.analysis import ledger
@@ -47,6 +47,7 @@ class Point:
     reserved: int | None
     device: int | None
     since: int = 0  # of the quiet steps before it, whose highest peak it has, the first
+    rss: int | None = None  # resident memory of a process that trains on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,15 @@ class TimelineData:
     regimes: tuple[int, ...] = ()  # steps at which a regime began
     grows: int = 0  # bytes that are kept, per step
     full: str = ""  # when memory is full at that pace
+    resident: bool = False  # the peaks are the process's resident memory: the allocator counts nothing
 
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
     phases = record.on(device)
     reserved = [r for p in phases if (r := p.reserved_peak if p.reserved_peak is not None else p.reserved) is not None]
     quiet = record.closed.quiet if record.closed is not None else 0
-    return Point(record.step, record.peak(device), max(reserved, default=None), used, record.step - quiet)
+    resident = max((p.rss for p in phases if p.rss is not None), default=None)
+    return Point(record.step, record.peak(device), max(reserved, default=None), used, record.step - quiet, resident)
 
 
 class Series:
@@ -137,6 +140,9 @@ class Timeline(Panel):
         points = self._series.follow(view.rank, view.index, described.uuid if described else None)
         last = points[-1].step if points else 0
         shown = tuple([each for each in points if each.step > last - view.span])
+        resident = bool(shown) and all(each.allocated_peak is None and each.reserved is None for each in shown)
+        if resident:
+            shown = tuple([replace(each, allocated_peak=each.rss) for each in shown])
         regimes = device.regimes if device and shown else ()
         forecast = device.forecast if device and view.rank.status != "ended" else None
         kept = forecast is not None and forecast.growth == KEPT and forecast.steps_to_oom is not None
@@ -149,6 +155,7 @@ class Timeline(Panel):
             tuple([step for step in regimes if step > shown[0].step]),
             (forecast.bytes_per_step or 0) if kept and forecast is not None else 0,
             f"full {clock(when)}" if kept and when is not None and when.unix is not None else "",
+            resident,
         )
 
     def on_mouse_scroll_up(self) -> None:
@@ -173,7 +180,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     signs = glyphs.lines
     steps = h.points[-1].step - h.points[0].step + 1 if h.points else 0
     head: list[Span] = [(" Memory", title)]
-    legend = ["reserved"]
+    legend = [] if h.resident else ["reserved"]
     if h.any_device:
         legend.append("device")
     highest = max((v for p in h.points for v in (p.allocated_peak, p.reserved, p.device) if v is not None), default=0)
@@ -197,7 +204,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     plot_room, rows = room - axis - 1, height - 2
     if rows < 2 or plot_room < 8:
         return [fit(head, room)]
-    lines = [_head(head, steps, legend, signs, room)]
+    lines = [_head(head, steps, legend, signs, room, RESIDENT if h.resident else PEAK)]
     dots = 2 * plot_room if glyphs.braille else plot_room
 
     def column(values: Iterable[tuple[int, int, int | None]]) -> tuple[int | None, ...]:
@@ -238,6 +245,8 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
         far = f"{h.capacity / top:.0f}{'×' if glyphs.braille else ' times'}"
         above = (f"capacity {size(h.capacity)} is {far} this height", f"capacity {size(h.capacity)}, {far} as high")
         notes = [f"{unit.name} by step · {above[0]}", f"{unit.name} · {above[0]}", above[0], above[1], *notes]
+    if h.resident:
+        notes = [f"{unit.name} · {HINT}", HINT, *notes]
     if h.regimes:
         mark = f"{UPRIGHT[0 if glyphs.braille else 1]} new regime"
         notes = [*(f"{n} · {mark}" for n in notes if n), f"{unit.name} · {mark}", *notes]
@@ -246,11 +255,18 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     return lines
 
 
-def _head(head: list[Span], steps: int, legend: list[str], signs: Mapping[str, str], room: int) -> Line:
+PEAK = ("allocated peak", "peak", "peak")
+RESIDENT = ("resident memory", "RSS", "RSS")
+HINT = "--track-cpu counts tensors"
+
+
+def _head(
+    head: list[Span], steps: int, legend: list[str], signs: Mapping[str, str], room: int, what: tuple[str, str, str]
+) -> Line:
     """Title and legend; if they do not fit, shorter words, then fewer legend entries."""
     longest = f", last {steps:,} steps" if steps > 1 else ""
     for names in (legend, *(legend[:n] for n in range(len(legend) - 1, 0, -1))):
-        for peak, about in (("allocated peak", longest), ("peak", longest), ("peak", longest.replace("last ", ""))):
+        for peak, about in zip(what, (longest, longest, longest.replace("last ", "")), strict=True):
             end: list[Span] = [(signs["allocated"], "line:allocated"), (f" {peak}", "dim")]
             for name in names:
                 end += [("  ", ""), (signs[name], f"line:{name}"), (f" {name}", "dim")]
