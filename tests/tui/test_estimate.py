@@ -10,13 +10,14 @@ from gpumon.analysis import Reporter
 from gpumon.analysis.comparison import HELD, Compared, EstimateCheck, compare, remarks
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.types import Breakdown, Estimate, Peak
+from gpumon.session.store import SessionStore
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import LABELS, ORDER
 from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, explanation, owners_of, page_lines
-from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, summed, sums
+from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, summed, sums, uncounted
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -26,6 +27,13 @@ MIB = 1 << 20
 def view_of(store):
     frame = store.frame(1_790_000_000_000_000_000 + 10**12)
     return choose(frame, Reporter().report(frame), None, None)
+
+
+def view_of_(run):
+    store = SessionStore()
+    for received in run.events:
+        store.apply(received)
+    return view_of(store)
 
 
 def report(estimate: Estimate, ledger: Breakdown, peak: int, phase: str = "backward") -> DeviceReport:
@@ -190,6 +198,27 @@ async def test_on_a_small_screen_the_last_line_brings_the_words_with_it(app_of, 
         assert "more lines" not in text_of(app)
         await pilot.press("home")
         assert app.screen.query_one(EstimatePage)._at == 0
+
+
+async def test_on_a_cpu_that_is_not_counted_it_says_what_to_start(app_of, new_run, settled) -> None:
+    run = new_run().hello(backend="cpu", devices=(wire.Device(0, None, "CPU", None, "cpu"),)).modules().layers(5)
+    for step in range(5, 8):
+        for phase in ("forward", "backward", "optimizer"):
+            run.t_ns += 10**8
+            run.say(wire.Phase(step, phase, 0, 0, run.t_ns, 10**8, rss=GIB), numbered=True)
+        run.say(wire.Step(step, run.t_ns, 3 * 10**8, phases=3), numbered=True)
+    app = app_of(run.synced())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("3")
+        await settled(pilot)
+        assert f"as the step ended. No peak: {uncounted(app.view)}." in " ".join(text_of(app).split())
+        assert uncounted(app.view).endswith("start with --track-cpu")
+        counted = estimated(view_of_(new_run().usual(20)))
+        assert counted.uncounted == ""
+        without = replace(counted, forecast=None, uncounted=uncounted(app.view))
+        assert uncounted(app.view) in plain(page_lines(without, 0, 120, UNICODE)[0])
+        assert "known after the first steps" not in plain(page_lines(without, 0, 120, UNICODE)[0])
 
 
 async def test_before_a_model_is_known_it_says_what_is_missing(app_of, new_run, settled) -> None:

@@ -190,6 +190,12 @@ def test_a_low_screen_has_only_the_title_above_the_columns() -> None:
     assert TALL == 16, "20 rows, the lowest screen with a header, an answer of two rows and the keys"
 
 
+def test_when_it_was_read_has_at_most_three_rows() -> None:
+    layers = LayersData((net_of(*(block(number) for number in range(16))),), 0, 759, GIB)
+    assert "as the step ended" in " ".join(shown_at(layers, 60).split())
+    assert "as forward ended" not in shown_at(layers, 44)
+
+
 def test_an_open_row_has_a_bar_too() -> None:
     lines = shown_at(LayersData((net_of(*(block(number) for number in range(16))),), 0)).splitlines()
     assert all("█" in line for line in lines if line.startswith((" ▾ Net", "   ▾ blocks")))

@@ -65,6 +65,12 @@ class Log(Prose):
     def pick(self, view: View) -> tuple[Entry, ...]:
         return entries(view)
 
+    def sums(self) -> list[str]:
+        return [
+            "What the training prints is not here: `gpumon run` becomes the training's process, so its output goes to "
+            "where it was started, unchanged, and gpumon does not see it."
+        ]
+
     def compose_lines(self, slice_: tuple[Entry, ...], width: int, glyphs: Glyphs) -> list[Line]:
         lines: list[Line] = [((" Log", "title"),)]
         if not slice_:

@@ -18,7 +18,7 @@ from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
-from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, rest
+from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, rest, uncounted
 
 SOURCES = {
     "exact": "in closed form, from the model's and the optimizer's description",
@@ -39,6 +39,7 @@ class Estimated:
     device: str
     why_not: str
     ended: bool = False
+    uncounted: str = ""
 
 
 def estimated(view: View) -> Estimated:
@@ -49,7 +50,9 @@ def estimated(view: View) -> Estimated:
     word = word_of(view)
     name = device_name(device_of(view))
     ended = view.rank is not None and view.rank.status == "ended"
-    return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "", ended)
+    return Estimated(
+        found, remarks(found, device), device.forecast, device.capacity, word, name, "", ended, uncounted(view)
+    )
 
 
 def _why_not(view: View) -> str:
@@ -180,6 +183,8 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     f = e.forecast
     if e.ended:
         return [((" the run has ended: there is no next iteration", "dim"),)]
+    if f is None and e.uncounted:
+        return [((" ", ""), *row) for row in words(e.uncounted, "dim", room - 2)]
     if f is None:
         return [((" the next iteration: known after the first steps", "dim"),)]
     dash = "–" if glyphs.braille else "-"

@@ -17,6 +17,9 @@ from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, LayerRow, LayerView, 
 TALL = 16
 """From this height on, there is room for more than the title and the columns above the rows."""
 
+MOST_ROWS = 3
+"""Of the text that says when figures were read: at 60 columns. On a narrower screen only `e` says it."""
+
 FOOT = 2
 """Lines below the rows: the selected module."""
 
@@ -30,6 +33,7 @@ class LayersData:
     device: int | None
     step: int | None = None  # the newest closed one
     peak: int | None = None  # of the newest step with figures
+    uncounted: str = ""  # why there is no peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,8 @@ def lines_above(
         return lines
     if not choice.wanted and (said := sentence(layers.trees)):
         lines += [((" ", ""), *row) for row in words(_plain(said, glyphs), "strong", room - 2)[:2]]
-    return [*lines, *(((" ", ""), *row) for row in words(_plain(_moments(layers), glyphs), "dim", room - 2)[:2])]
+    moments = words(_plain(_moments(layers), glyphs), "dim", room - 2)
+    return [*lines, *(((" ", ""), *row) for row in moments if len(moments) <= MOST_ROWS)]
 
 
 def _plain(text: str, glyphs: Glyphs) -> str:
@@ -154,7 +159,10 @@ def _moments(layers: LayersData) -> str:
     """When the figures were read, and why their sum need not be the step's peak."""
     if _read_at(layers) is None:
         return "Gradients, optimizer state and activations are read on sampled steps: none was sampled yet."
-    text = "Activations were read as forward ended, the rest as the step ended: never all there at once, so the total"
+    text = "Activations were read as forward ended, the rest as the step ended"
+    if layers.uncounted:
+        return f"{text}. No peak: {layers.uncounted}."
+    text += ": never all there at once, so the total"
     whole, peak = whole_of(layers.trees), layers.peak
     if peak is None:
         return f"{text} can exceed the peak."

@@ -14,6 +14,7 @@ from gpumon.tui.styles import UNICODE, Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
+from gpumon.tui.widgets.estimate_table import uncounted
 from gpumon.tui.widgets.layer_lines import (
     FOOT,
     LayersData,
@@ -66,7 +67,8 @@ class LayerTable(TablePanel):
             self._trees = tuple(tree for tree in trees_of(rank) if tree.device == view.index)
         read = view.device.peak if view.device is not None else None
         step = rank.steps[-1].step if rank.steps else None
-        return LayersData(self._trees, view.index, step, read.allocated if read is not None else None)
+        peak = read.allocated if read is not None else None
+        return LayersData(self._trees, view.index, step, peak, uncounted(view))
 
     @property
     def rows(self) -> Rows:
