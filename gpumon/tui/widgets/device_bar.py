@@ -31,6 +31,9 @@ HIGHER = 1.01
 HOLDER_CELLS = 32
 """Longer names are cut in the legend; Leaks shows them whole."""
 
+TALL, MOST_ROWS = 32, 7
+"""From this height of the screen on the panel has as many rows as it needs, and at most so many."""
+
 STALE_S = 3.0
 """Older driver figures are shown with their age."""
 
@@ -87,8 +90,22 @@ class DeviceBar(Panel):
         "temporaries", "checkpoints", "variables", "sampled",
     )  # fmt: skip
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: tuple[object, int] = (None, 0)  # of this rank at this size, the most so far
+
     def pick(self, view: View) -> Bars:
-        return bars(view)
+        picked = bars(view)
+        if self.app.size.height >= TALL:
+            shown = (view.rank.source if view.rank else None, view.index, self.app.size)
+            rows = len(device_lines(picked, self.app.size.width, MOST_ROWS, self.monitor.glyphs, ""))
+            rows = max(rows, self._rows[1] if self._rows[0] == shown else 2)
+            if self._rows != (shown, rows):
+                self._rows = shown, rows
+                self.styles.height = rows
+        else:
+            self.styles.height = None
+        return picked
 
     def sums(self) -> list[str]:
         return sums(self._slice.now) if self._slice else []
