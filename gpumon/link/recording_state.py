@@ -32,7 +32,7 @@ class State:
 
     def messages(self, unix_ns: int) -> Iterator[wire.Received]:
         frame = self._store.frame(unix_ns)
-        at_most = max(16, STEPS_MAX // max(1, len(frame.ranks)))
+        at_most = max(1, STEPS_MAX // max(1, len(frame.ranks)))
         for rank in frame.ranks:
             for event in self._of(rank, at_most):
                 yield wire.Received(rank.source, rank.heard_unix_ns, event, -1, True)
@@ -47,6 +47,8 @@ class State:
             yield known.model
             yield from known.modules
         yield from rank.heartbeats
+        if rank.heartbeat is not None and rank.heartbeat.number is None:
+            yield rank.heartbeat
         for step in self._steps(rank, at_most):
             phases = step.phases[-wire.PHASES_PER_STEP_MAX :]
             assert step.closed is not None

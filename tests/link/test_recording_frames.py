@@ -186,7 +186,10 @@ def test_the_first_and_the_newest_frames_stay_and_the_older_the_fewer() -> None:
     for number in range(400):
         frames.append((number, 10))
         if len(frames) > 40:
-            frames = [frames[at] for at in spared(frames, 200)]
+            kept = spared(frames, 200)
+            assert kept[:1] + kept[-10:] == [0, *range(31, 41)]
+            assert len(kept) <= 20
+            frames = [frames[at] for at in kept]
     numbers = [number for number, _ in frames]
     assert numbers[0] == 0
     assert numbers[-10:] == list(range(390, 400))
@@ -279,3 +282,49 @@ def test_the_first_64_marks_of_a_kind_are_kept_and_every_out_of_memory() -> None
         "growth": 64,
         "new shape": 64,
     }
+
+
+# ------------------------------------------------------------------------------------------------- what is known
+
+
+def test_everything_that_is_known_is_said_again() -> None:
+    """A store that hears only that has the same as one that heard everything."""
+    from watched import Run as Watched
+
+    from gpumon.link.recording_state import State
+
+    run = Watched().usual().layers(12_431).leaking().census(12_431).checkpoint(12_400).segments(12_431)
+    run = run.notice("a notice").host().goodbye("finished", 12_431, "between")
+    run.say(wire.Outlook(12_432, 0, 1, MIB, MIB, MIB, "backward", "fits"), numbered=True)
+    state, whole, again = State(), SessionStore(replaying=True), SessionStore(replaying=True)
+    for received in run.events:
+        state.take(received)
+        whole.apply(received)
+    for received in list(state.messages(0)):
+        assert wire.decode_received(wire.encode_received(received)) == received
+        assert len(wire.encode_received(received)) < MIB
+        again.apply(received)
+    (one,), (same,) = whole.frame(0).ranks, again.frame(0).ranks
+    for name in (
+        "hello", "models", "heartbeat", "heartbeats", "heard_unix_ns", "status", "synced", "lost_events", "oom",
+        "notices", "goodbye", "host", "layers", "outlooks", "censuses", "checkpoints", "segments", "snapshot",
+    ):  # fmt: skip
+        assert getattr(same, name) == getattr(one, name), name
+        assert name in ("heartbeats", "oom", "snapshot", "lost_events") or getattr(one, name), name
+    known = {step.step: step for step in (*one.older, *one.steps)}
+    kept = {step.step: step for step in same.older}
+    assert max(kept) == max(known)
+    assert all(step.closed == known[number].closed for number, step in kept.items())
+    assert all(step.phases == known[number].phases for number, step in kept.items())
+
+
+def test_of_many_ranks_as_many_steps_are_said_as_of_one() -> None:
+    from gpumon.link.recording_state import State
+
+    state = State()
+    for rank in range(32):
+        for received in Run(rank=rank, world_size=32, nonce=f"ab{rank:02d}", pid=4000 + rank).stream(60):
+            state.take(received)
+    said = [r for r in state.messages(0) if isinstance(r.event, wire.PastStep)]
+    assert len({received.source for received in said}) == 32
+    assert len(said) < 256 + 32 * 24  # and the beginning of each
