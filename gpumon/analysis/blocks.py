@@ -197,7 +197,9 @@ def verdict(found: AllocatorMap, free: int | None, *, at_most: bool = False, fai
         return Verdict("unknown", f"{said}; what the device has free is not known: no verdict")
     room = free + t.unused  # the allocator gives unused segments back before it fails
     there = f"the device has {'at most ' if at_most else ''}{size_of(room)} for a new segment"
-    if failed is None and request <= room:
+    if request <= room:
+        if failed is not None:  # set_per_process_memory_fraction, for example
+            return Verdict("unknown", f"{said}; {there}: neither gaps nor a full device explain it")
         return Verdict("none", f"no harm: {said}; {there}")
     if request <= room + t.inactive_split:
         return Verdict(

@@ -151,6 +151,7 @@ def test_fragmentation_is_harmful_if_the_largest_request_fits_only_in_pieces(
 def test_a_request_that_failed_is_judged_by_its_own_size() -> None:
     assert verdict(holding(*GAPS), 0, failed=180 * MIB).harm == "gaps"
     assert verdict(holding(*GAPS), 0, failed=191 * MIB).harm == "full"
+    assert verdict(holding(*GAPS), 150 * MIB, failed=180 * MIB).harm == "unknown"
     assert "180.0 MiB were requested" in verdict(holding(*GAPS), 0, failed=180 * MIB).text
     assert "the device has at most 40.0 MiB for" in verdict(holding(*GAPS), 10 * MIB, at_most=True).text
 
