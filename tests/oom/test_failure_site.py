@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
+import torch
+import torch.utils._python_dispatch
 from torch import nn
 
 from gpumon_agent.oom import failure_site
@@ -45,3 +48,58 @@ def test_of_a_deep_recursion_the_innermost_24_frames_are_told() -> None:
     stack = descends(100).stack
     assert len(stack) == 24
     assert all(frame.endswith(" in descends") for frame in stack)
+
+
+class _AsksInBackward(torch.utils._python_dispatch.TorchDispatchMode):
+    """What is told at each operation of a backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.told: dict[str, set[str | None]] = {}
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        told = failure_site.read([self.model], threading.get_ident()).module
+        self.told.setdefault(str(operation), set()).add(told)
+        return operation(*args, **kwargs or {})
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.up = nn.Linear(4, 4)
+        self.left, self.right = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(self.up(self.norm(x))) * (self.left * self.right)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_in_backward_the_module_is_told_whose_parameters_the_operator_took(autocast: bool) -> None:
+    model = nn.Sequential(_Block(), nn.ModuleDict({"head": nn.Linear(4, 4)}))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = model[1]["head"](model[0](torch.ones(2, 4))).sum()  # type: ignore[index]
+    with _AsksInBackward(model) as asks:
+        loss.backward()
+    assert asks.told["aten.mm.default"] == {"1.head", "0.up"}
+    assert asks.told["aten.native_layer_norm_backward.default"] == {"0.norm"}
+    assert asks.told["aten.gelu_backward.default"] == {None}  # no parameter tells whose it is
+    assert asks.told["aten.mul.Tensor"] == {"0", None}  # the block's own, and the product of two results
+
+
+@pytest.mark.parametrize(("steps", "told"), [(3, "Linear"), (4, None)])
+def test_a_parameter_is_the_operators_up_to_three_steps_before_it(steps: int, told: str | None) -> None:
+    """autocast's copy, a transposition and a view; what is farther away may be another module's."""
+    model = nn.Linear(4, 4, bias=False)
+    weight: torch.Tensor = model.weight
+    for _ in range(steps):
+        weight = weight.neg()
+    loss = torch.ones(2, 4, requires_grad=True).mm(weight).sum()
+    with _AsksInBackward(model) as asks:
+        loss.backward()
+    assert asks.told["aten.mm.default"] == {told}
+
+
+def test_outside_a_backward_no_module_is_told() -> None:
+    assert failure_site.read([nn.Linear(4, 4)], threading.get_ident()).module is None

@@ -47,6 +47,7 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
     (oom,) = [each for each in attached if each["type"] == "oom"]
     assert (oom["phase"], oom["step"], oom["requested"]) == (where, 0, mebibytes * MIB)
     assert (oom["where"], oom["source_line"]) == (line_of(call), call)
+    assert oom["module"] == (None if where == "optimizer" else "Linear")
     assert oom["verdict"] == "capacity"
     assert oom["remedies"]
     assert oom["ledger"]["weights"]
@@ -62,6 +63,8 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
     assert f"requested at {line_of(call)}  {call}\n" in Path(oom["report"]).with_suffix(".txt").read_text()
     explained = place.gpumon("explain", "--last", GPUMON_OOM_DIR=str(place.reports)).stdout
     assert f"Requested at {line_of(call)}  {call}\n" in explained
+    ran = {"forward": "The module that ran: Linear\n", "backward": "The module whose backward ran: Linear\n"}.get(where)
+    assert ran in explained if ran else "ran: " not in explained
     (weight,) = kept.parameters.values()
     assert weight.shape == (weight.shape[0], weight.shape[1])
 

@@ -12,6 +12,7 @@ from gpumon.analysis.diagnosis.tensor_match import SAME_SIZE_MAX
 from gpumon.analysis.estimate.simulator import ROUND_SEGMENT, SMALL
 from gpumon.analysis.pages import WIDTH
 from gpumon.analysis.units import size
+from gpumon_agent import wire
 from gpumon_agent.units import torch_size as shown
 
 DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
@@ -54,7 +55,8 @@ def _what(report: OomReport) -> Iterator[str]:
         code = f"  {report.code}" if report.code else ""
         yield f"Requested at {report.where}{code}"
     if report.module is not None:
-        yield f"The module that ran: {report.module}"
+        which = "whose backward ran" if report.phase == wire.BACKWARD else "that ran"
+        yield f"The module {which}: {report.module}"
 
 
 def name(suspect: Candidate) -> str:
