@@ -207,6 +207,7 @@ def test_a_filter_without_a_hit_describes_nothing(wanted: str) -> None:
     shown = shown_at(LayersData((NET,), 0), wanted=wanted)
     assert ("0 of 10 modules have “no such”" in shown) is bool(wanted)
     assert ("No module has it" in shown) is bool(wanted)
+    assert ("as forward ended" in shown) is not bool(wanted)
     assert (" B" in shown or "the whole model" in shown or "together" in shown) is not bool(wanted)
 
 

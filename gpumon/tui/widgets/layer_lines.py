@@ -138,7 +138,7 @@ def lines_above(
 ) -> list[Line]:
     """Everything above the columns' names."""
     lines = [_title(layers, rows, choice, room, glyphs)]
-    if height < TALL:
+    if height < TALL or not rows.rows:
         return lines
     if not choice.wanted and (said := sentence(layers.trees)):
         lines += [((" ", ""), *row) for row in words(_plain(said, glyphs), "strong", room - 2)[:2]]
