@@ -203,10 +203,11 @@ class Home:
         sources = {rank.source for rank in view.frame.ranks}
         first = view.frame.ranks[0]
         choice = next((each for each in self._choices if each.sources & sources), None)
-        said = "opened"
         if choice is not None:
-            said = f"opened · {self._about(choice, self._facts_of(choice))}"
-        return job_rows(min(sources), first.hello.name, said, view.frame, view.reports, view.answer)
+            said = self._about(choice, self._facts_of(choice))
+        else:
+            said = about(ProcessFacts(), first.hello.argv[1:], first.hello.pid, self._clock())
+        return job_rows(min(sources), first.hello.name, f"opened · {said}", view.frame, view.reports, view.answer)
 
     def _about(self, choice: JobChoice, facts: ProcessFacts) -> str:
         return about(facts, choice.arguments, choice.pids[0] if choice.pids else None, self._clock())

@@ -34,6 +34,7 @@ class HomeTable(TablePanel):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._drawn_rows: tuple[int, ...] = ()
+        self._moved = False
 
     def pick(self, view: View) -> HomePage:
         return self.page if view.paused and self._fresh else self.monitor.home_page
@@ -46,6 +47,8 @@ class HomeTable(TablePanel):
         return [row.key for row in self.page.rows]
 
     def draw(self, slice_: HomePage, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        if not self._moved:  # whatever is known first
+            self.from_top()
         self.find_row()
         drawn = home_lines(slice_, self._at, width, height, glyphs, self.title_role)
         self._drawn_rows, self._space = drawn.rows, max(1, drawn.space // 2)
@@ -54,6 +57,10 @@ class HomeTable(TablePanel):
     def row_at(self, y: int) -> int | None:
         row = self._drawn_rows[y] if y < len(self._drawn_rows) else -1
         return row if row >= 0 else None
+
+    def go(self, at: int) -> None:
+        self._moved = True
+        super().go(at)
 
     def press(self) -> None:
         self.action_open()
