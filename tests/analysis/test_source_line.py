@@ -12,7 +12,7 @@ from synthetic import MIB, Run
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import answer, of_oom
-from gpumon.analysis.diagnosis.live import of_rank
+from gpumon.analysis.diagnosis.live import of_file, of_rank
 from gpumon.analysis.diagnosis.render import text
 from gpumon.analysis.job_findings import JobFinding
 from gpumon.analysis.types import Finding
@@ -20,6 +20,7 @@ from gpumon.export import jsonl
 from gpumon.session.store import SessionStore
 from gpumon.tui.screens.help import finding_facts
 from gpumon_agent import wire
+from gpumon_agent.oom.report_file import Report
 
 MADE = "losses.append(loss * 2)"
 KEPT = "losses = []"
@@ -136,3 +137,18 @@ def test_an_out_of_memory_shows_it(source_line: str | None) -> None:
     assert said.who.source_line == source_line
     stated = jsonl.oom(rank, failed, report)
     assert (stated["where"], stated["source_line"]) == ("train.py:15", source_line)
+
+
+@pytest.mark.parametrize("source_line", ["loss.backward()", None])
+def test_a_report_on_disk_without_a_recording_shows_it(source_line: str | None) -> None:
+    """As where the helper was killed with its container. A report of an older agent has none."""
+    report = Report(
+        unix=1.8e9, host="node", pid=7, rank=None, name="train.py", argv=("train.py",), torch="2.9.0", backend="cuda",
+        settings={}, device=0, device_total=1 << 30, step=3, phase="backward", requested=1 << 29, total=1 << 30,
+        free=1 << 20, allocated=1 << 29, reserved=1 << 29, message="CUDA out of memory.", where="train.py:15",
+        module="blocks.15", stack=(), ledger={}, ledger_step=None, ledger_phase=None, optimizers=(), parameters={},
+        source_line=source_line,
+    )  # fmt: skip
+    shown = text(of_file(report))
+    assert f"Requested at train.py:15{'  loss.backward()' if source_line else ''}\n" in shown
+    assert "The module whose backward ran: blocks.15\n" in shown
