@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +88,8 @@ class Recording:
             return
         if self._fd is None:
             self._fd = self._open()
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):  # a pipe or a device: it is not replaced by a file
+                self._max_size = None
             self._put(HEADER)
         raw, messages = bytes(self._buffer), self._buffered
         self._buffer.clear()
@@ -141,13 +144,14 @@ class Recording:
         ends = [*(frame.offset for frame in self._frames[1:]), self.nbytes]
         sizes = [end - frame.offset for frame, end in zip(self._frames, ends, strict=True)]
         kept = spared([(f.number, size) for f, size in zip(self._frames, sizes, strict=True)], max_size // 2)
-        beside = self.path.with_name(f".{self.path.name}.thinned")
+        path = self.path.resolve()  # a link stays, and the copy is on the disk that was chosen
+        beside = path.with_name(f".{path.name}.thinned")
         try:
             beside.unlink(missing_ok=True)
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 frames = self._copied(fd, [(self._frames[at], sizes[at]) for at in kept])
-                beside.replace(self.path)
+                beside.replace(path)
             except OSError:
                 os.close(fd)
                 beside.unlink(missing_ok=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import stat
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +182,35 @@ def test_at_its_limit_gaps_are_made_and_nothing_counts_as_lost(tmp_path: Path) -
     assert len(read) < STEPS
     assert max(step.highest for step in (*rank.older, *rank.steps)) >= 900 * MIB  # step 2,500
     assert [f.number for f in replay.index().frames] == sorted({h.frame for h in heads(path)})
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link_, pipe = tmp_path / "a.gpumon", tmp_path / "pipe"
+    link_.symlink_to(tmp_path / "disk" / "a.gpumon")
+    os.mkfifo(pipe)
+    got: list[int] = []
+
+    def drain() -> None:
+        with pipe.open("rb") as file:
+            while data := file.read(65536):
+                got.append(len(data))
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    for path in (link_, pipe):
+        with link.Recording(path, force=True, max_size=100_000) as recording:
+            for received in leaking().stream(2_600):
+                recording.write(received)
+        assert (recording.thinned > 0) == (path == link_)
+    reader.join(60)
+    assert sum(got) == recording.nbytes
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link_.is_symlink()
+    assert [each.name for each in (tmp_path / "disk").iterdir()] == ["a.gpumon"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.gpumon", "disk", "pipe"]
+    rank = rank_of(iter(link.replay(link_)))
+    assert (rank.steps[-1].step, rank.lost_events) == (2_599, 0)
 
 
 def test_the_first_and_the_newest_frames_stay_and_the_older_the_fewer() -> None:

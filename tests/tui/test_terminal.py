@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from gpumon.link import Recording
+from gpumon_agent import wire
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?>=<]*[a-zA-Z$]|\x1b[=>]")
 ALTERNATE, BACK = "\x1b[?1049h", "\x1b[?1049l"
@@ -68,6 +69,8 @@ def recording(tmp_path: Path, new_run) -> Path:
     with Recording(path) as file:
         for received in new_run().usual().events:
             file.write(received)
+            if isinstance(received.event, wire.Step):
+                file.flush()
     return path
 
 
