@@ -46,7 +46,10 @@ def command(
     ansi: bool,
     plain: bool,
 ) -> None:
-    """Play FILE, made by `gpumon record`, back as if it happened now. Press end for the last picture at once.
+    """Play FILE, made by `gpumon record`, back as if it happened now.
+
+    Space holds it, , and . go by one step, left and right by 100, [ and ] to the event before and after, : to a step,
+    home and end to the first and the last.
 
     In a pipe, or with TERM=dumb, it prints the last picture, as --once does.
     """
