@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +171,7 @@ def test_a_part_is_taken_apart_while_one_of_its_parts_has_more_than_half() -> No
 
 def shown_at(layers: LayersData, room: int = 120, height: int = 40, glyphs: Any = UNICODE, **how: Any) -> str:
     choice = LayerView(opened_at_first(layers.trees, 30), **how)
+    layers = replace(layers, most=sentence(layers.trees))
     return plain(layer_lines(layers, rows_of(layers.trees, choice), choice, 0, 0, room, height, glyphs))
 
 
@@ -280,6 +282,7 @@ async def test_keys_open_sort_and_filter(app_of, a_run, settled) -> None:
         assert "222 modules" in text_of(app)
         await pilot.press("down", "down", "down", "down")
         assert "0–23: 24 × 1.03 GiB" in text_of(app)
+        assert "91.2 % is in blocks.0–23: 24 × 1.03 GiB, of which 384.1 MiB optimizer" in text_of(app)
         assert "blocks.0–23  × 24, 1.03 GiB each, 24.8 GiB together" in text_of(app)
         await pilot.press("enter", "down")
         assert table.here.layer.path == "blocks.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.layer_repeats import path_of, sentence
+from gpumon.analysis.layer_repeats import path_of
 from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree
 from gpumon.analysis.units import Unit, count, in_unit, percent, size, steps, unit_for
 from gpumon.tui.styles import Glyphs, line_role
@@ -34,6 +34,7 @@ class LayersData:
     step: int | None = None  # the newest closed one
     peak: int | None = None  # of the newest step with figures
     uncounted: str = ""  # why there is no peak
+    most: str = ""  # where most of the memory is
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,8 @@ def lines_above(
     lines = [_title(layers, rows, choice, room, glyphs)]
     if height < TALL or not rows.rows:
         return lines
-    if not choice.wanted and (said := sentence(layers.trees)):
-        lines += [((" ", ""), *row) for row in words(_plain(said, glyphs), "strong", room - 2)[:2]]
+    if not choice.wanted:
+        lines += [((" ", ""), *row) for row in words(_plain(layers.most, glyphs), "strong", room - 2)[:2]]
     moments = words(_plain(_moments(layers), glyphs), "dim", room - 2)
     return [*lines, *(((" ", ""), *row) for row in moments if len(moments) <= MOST_ROWS)]
 

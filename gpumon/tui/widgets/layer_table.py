@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from gpumon.analysis.layer_repeats import sentence
 from gpumon.analysis.layers import Tree
 from gpumon.analysis.layers import trees as trees_of
 from gpumon.session.frame import LayersRecord, ModelRecord
@@ -51,6 +52,7 @@ class LayerTable(TablePanel):
         self._models: tuple[ModelRecord, ...] | None = None
         self._records: tuple[LayersRecord, ...] | None = None
         self._trees: tuple[Tree, ...] = ()
+        self._most = ""
         self._device: int | None = None
         self._choice: LayerView | None = None
         self._rows: Rows | None = None
@@ -65,10 +67,11 @@ class LayerTable(TablePanel):
         if rank.models is not self._models or rank.layers is not self._records or view.index != self._device:
             self._models, self._records, self._device = rank.models, rank.layers, view.index
             self._trees = tuple(tree for tree in trees_of(rank) if tree.device == view.index)
+            self._most = sentence(self._trees)
         read = view.device.peak if view.device is not None else None
         step = rank.steps[-1].step if rank.steps else None
         peak = read.allocated if read is not None else None
-        return LayersData(self._trees, view.index, step, peak, uncounted(view))
+        return LayersData(self._trees, view.index, step, peak, uncounted(view), self._most)
 
     @property
     def rows(self) -> Rows:
