@@ -24,6 +24,7 @@ from gpumon_agent.endpoint import Descriptor
 
 _FLUSH_S = 1.0  # `kill -9` of this command may lose this much
 _SHOWN_S = 1.0
+_LEAKS = ("tensor-leak", "retained-graph", "host-leak")
 _RATE_OF = 10  # the rate is over so many of those
 
 
@@ -124,6 +125,28 @@ class Status:
         return f"{recording.path}: {step}{thinned}, {size(recording.nbytes)} in {took}"
 
 
+class LeakMarks:
+    """Marks the steps at which a leak was found. The agent takes a census when memory grows; the finding follows."""
+
+    def __init__(self, recording: link.Recording) -> None:
+        self._recording = recording
+        self._found: set[tuple[object, ...]] = set()
+
+    def take(self, received: wire.Received) -> None:
+        event = received.event
+        if not isinstance(event, wire.Census) or event.reason != "growth":
+            return
+        from gpumon.analysis.report import report
+        from gpumon.link.recording_index import LEAK
+
+        for each in report(self._recording.known()):
+            for finding in each.findings:
+                known = (each.source, *finding.key)
+                if finding.key[0] in _LEAKS and known not in self._found:
+                    self._found.add(known)
+                    self._recording.mark(LEAK, event.step)
+
+
 def _columns() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
@@ -162,10 +185,12 @@ async def _agents(
     budgets: BudgetSender,
     status: Status,
 ) -> None:
+    leaks = LeakMarks(recording)
     async with contextlib.aclosing(link.subscribe(descriptors)) as stream:
         async for received in stream:
             recording.write(received)
             status.take(received)
+            leaks.take(received)
             budgets.take(received)
             if isinstance(received.event, wire.Hello):
                 pids.add(received.event.pid)

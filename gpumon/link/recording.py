@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
+from gpumon.session import frame as session
 from gpumon_agent import wire
 
 from .errors import RecordingFailed
@@ -81,6 +82,14 @@ class Recording:
         self._state.take(received)
         if len(self._buffer) >= _BUFFER_BYTES:
             self.flush()
+
+    def known(self) -> session.Frame:
+        """The session so far."""
+        return self._state.frame(self._marks.last_ns)
+
+    def mark(self, kind: str, step: int) -> None:
+        """An event for the replay that no single message says (recording_index.KINDS)."""
+        self._marks.mark(kind, step)
 
     def flush(self) -> None:
         """Writes the buffer to the file. Raises RecordingFailed; the file then ends with a complete block."""

@@ -10,7 +10,7 @@ import msgspec
 
 from gpumon_agent import wire
 
-KINDS = OOM, CHECKPOINT, SHAPE, GROWTH = "out of memory", "checkpoint", "new shape", "growth"
+KINDS = OOM, CHECKPOINT, SHAPE, GROWTH, LEAK = "out of memory", "checkpoint", "new shape", "growth", "leak found"
 """Of marks; new ones go last, for a block's flags count them."""
 
 MARKS_MAX = 64
@@ -101,6 +101,10 @@ class Marks:
         ):
             self._censuses.add((received.source, event.number))
             self._mark(GROWTH, event.step, at)
+
+    def mark(self, kind: str, step: int) -> None:
+        """What no single message says."""
+        self._mark(kind, step, self.last_ns)
 
     def _mark(self, kind: str, step: int, unix_ns: int) -> None:
         if sum(mark.kind == kind for mark in self.marks) < MARKS_MAX:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumon.session.frame import RankFrame, StepRecord
+from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon.session.limits import StoreLimits
 from gpumon.session.rank import peaks
 from gpumon.session.store import SessionStore
@@ -29,6 +29,9 @@ class State:
 
     def take(self, received: wire.Received) -> None:
         self._store.apply(received)
+
+    def frame(self, unix_ns: int) -> Frame:
+        return self._store.frame(unix_ns)
 
     def messages(self, unix_ns: int) -> Iterator[wire.Received]:
         frame = self._store.frame(unix_ns)

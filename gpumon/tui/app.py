@@ -126,7 +126,7 @@ class MonitorApp(App[int]):
         Binding("left,shift+left", "page(-1)", "Page back", show=False, id="replay.page_back",
                 tooltip="Replay: back by 100 steps"),
         Binding("right_square_bracket", "moment(1)", "Event", id="replay.event", key_display="[/]",
-                tooltip="Replay: to the next event: out of memory, growth, checkpoint, new shape"),
+                tooltip="Replay: to the next event: leak found, out of memory, growth, checkpoint, new shape"),
         Binding("left_square_bracket", "moment(-1)", "Event before", show=False, id="replay.event_before",
                 tooltip="Replay: to the event before"),
         Binding("colon", "go_to", "Go to", id="replay.go", key_display=":", tooltip="Replay: to a step by its number"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumon import link
-from gpumon.cli.record import Status
+from gpumon.cli.record import LeakMarks, Status
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
@@ -92,6 +92,29 @@ def test_a_terminal_gets_a_line_that_is_written_over_and_cleared(tmp_path: Path,
     assert re.search(r"\r\x1b\[2K[^\r]*a\.gpumon: to step 19", read(r"to step 19, .* s"))
     assert recorder.wait(60) == 0
     os.close(master)
+
+
+def test_the_step_of_a_found_leak_is_marked_once(tmp_path: Path) -> None:
+    from watched import MIB, Run
+
+    run = Run().hello().model()
+    for step in range(400):
+        run.step(step, leak=max(0, step - 100) * 8 * MIB)
+        if step in (300, 350):
+            run.census(step, 1 + step // 350, kept=step - 100)
+        if step == 200:
+            run.census(step, 0, kept=step - 100)  # that somebody asked for
+    path = tmp_path / "a.gpumon"
+    with link.Recording(path) as recording:
+        leaks = LeakMarks(recording)
+        for received in run.events:
+            recording.write(received)
+            leaks.take(received)
+    marks = [(mark.kind, mark.step) for mark in link.replay(path).index().marks]
+    assert marks == [("growth", 300), ("leak found", 300), ("growth", 350)]
+    cut = tmp_path / "cut.gpumon"
+    cut.write_bytes(path.read_bytes()[:-1])
+    assert {mark.kind for mark in link.replay(cut).index().marks} == {"growth", "leak found"}
 
 
 def test_a_size_is_read_and_refused_in_words(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ import resource, sys
 from pathlib import Path
 from gpumon import link
 from gpumon_agent import wire
+recording = link.Recording(Path(sys.argv[1])) # imported now: the limit would cut its bytecode off too
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-recording = link.Recording(Path(sys.argv[1]))
 try:
     for i in range(3000):
         recording.write(wire.Received("ab", i, wire.Heartbeat(i * 7919 % 100_003, i, "forward", 0)))

@@ -11,7 +11,7 @@ from gpumon.tui.widgets.panel import Panel
 BAR_MIN = 10
 """A shorter bar shows nothing that the numbers do not."""
 
-_ROLES = {"out of memory": "bad", "growth": "warn"}
+_ROLES = {"out of memory": "bad", "leak found": "bad", "growth": "warn"}
 
 
 class ReplayLine(Panel):
