@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpumon import link
+from gpumon_agent import wire
+
 SECRETS = [f"Zq{number}vX9hidden" for number in range(5)]
 
 
@@ -56,6 +59,9 @@ def test_no_descriptor_recording_report_or_listing_holds_one(virtual_gpu: Callab
             shown += [ran.stdout, ran.stderr]
         files = [path for path in [*Path(folder).rglob("*"), recording] if path.is_file()]
         stored = [path.read_bytes() for path in files]
+        files.append(recording)  # it is compressed
+        stored.append(b"".join(map(wire.encode_received, link.replay(recording))))
+        assert b"--api-key" in stored[-1]
     assert {path.suffix for path in files} >= {".json", ".txt", ".pickle", ".gpumon"}, shown
     for secret in SECRETS:
         assert [path.name for path, data in zip(files, stored, strict=True) if secret.encode() in data] == []

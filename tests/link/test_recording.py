@@ -272,7 +272,7 @@ def test_what_cannot_be_recorded_is_one_sentence_and_exit_code_1(start: Start, r
     assert gpumon("record").returncode == 2
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
