@@ -231,6 +231,11 @@ async def test_the_map_is_asked_for_by_key_and_gone_through_once(app_of, new_run
         found, drawn = panel._found, []
         original = panel.draw
         panel.draw = lambda *a: (drawn.append(1), original(*a))[1]
+        free = app.view.device.ledger.free
+        run.extra = 30 << 30  # the device has less free now; the map is of the moment when it was read
+        reader.add(run.steps(12_433, 3).host())
+        await settled(pilot)
+        assert app.view.device.ledger.free != free
         for _ in range(4):
             app.redraw()
             await pilot.pause(0.05)
