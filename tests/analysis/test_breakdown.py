@@ -196,8 +196,8 @@ def test_the_bar_states_the_highest_peak_beside_the_steps():
     frame = frame_of(Run(activations=lambda step: (600 if step == 3 else 300) << 20), 20)
     view = choose(frame, Reporter().report(frame), None, None)
     text = plain(device_lines(bars(view), 120, 8, UNICODE, ""))
-    assert ", highest " in text
-    assert "at step 3" in text
+    assert "┊ highest " in text
+    assert "MiB, step 3" in text
 
 
 def test_the_bar_says_leak_and_not_fits_beside_a_leak(messages):
