@@ -144,7 +144,8 @@ class Timeline(Panel):
         if resident:
             shown = tuple([replace(each, allocated_peak=each.rss) for each in shown])
         regimes = device.regimes if device and shown else ()
-        forecast = device.forecast if device and view.rank.status != "ended" else None
+        failed = view.report is not None and view.report.oom is not None
+        forecast = device.forecast if device and view.rank.status != "ended" and not failed else None
         kept = forecast is not None and forecast.growth == KEPT and forecast.steps_to_oom is not None
         when = view.answer.when
         return TimelineData(
