@@ -177,17 +177,6 @@ def test_a_truncated_recording_is_played_as_far_as_it_goes_and_the_log_says_so(i
     terminal.read_until("damaged", "replayed,")  # words: the path decides where the line is broken
 
 
-@pytest.mark.parametrize("arguments", [["attach", "--wait"], ["replay", "FILE"]])
-def test_without_a_terminal_one_sentence_says_what_to_use(recording, arguments) -> None:
-    asked = [str(recording) if word == "FILE" else word for word in arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpumon", *asked], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "use --json" in done.stderr
-
-
 def test_a_picture_as_text_goes_into_a_pipe(recording) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gpumon", "replay", str(recording), "--once"],
