@@ -54,11 +54,16 @@ def steps(environment: dict[str, str]) -> list[dict[str, Any]]:
     return [each for each in told if each["type"] == "step"]
 
 
+def is_shown(cost: dict[str, Any] | None) -> bool:
+    """A screen does not show a limit above 10 %, as in the first seconds."""
+    return cost is not None and (cost["error"] is not None or cost["share"] < 0.08)
+
+
 @pytest.mark.parametrize("environment", ["on"], indirect=True)
 def test_every_outlet_tells_what_gpumon_costs(environment: dict[str, str]) -> None:
     until = time.monotonic() + WITHIN_S
     newest: dict[str, Any] = {}
-    while not (newest.get("agent_cost") and newest["step"] > 200) and time.monotonic() < until:
+    while not (is_shown(newest.get("agent_cost")) and newest["step"] > 200) and time.monotonic() < until:
         newest = (steps(environment) or [{}])[-1]
     assert newest["agent_cost"]["share"] > 0
     said = re.compile(r"gpumon costs (≤ [\d.]+ %|[\d.]+ % ± [\d.]+)")
