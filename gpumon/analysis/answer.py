@@ -184,15 +184,9 @@ def _living(
         )  # fmt: skip
     if leak is not None:
         host = leak.code == HOST_LEAK.code
-        return Answer(
-            "leak",
-            grows(leak),
-            _named(who, leak),
-            None if host else when,
-            leak.remedy,
-            evidence,
-            leak.so_far or leak.bytes or 0,
-        )
+        newest = rank.steps[-1].step if rank.steps else None
+        what, named = grows(leak, newest), _named(who, leak)
+        return Answer("leak", what, named, None if host else when, leak.remedy, evidence, _so_far(leak, newest))
     if ahead is not None:
         state: State = "leak" if forecast is not None and forecast.growth == KEPT else "will-not-fit"
         return Answer(state, ahead.title, who, when, ahead.remedy, evidence, ahead.bytes_per_step or 0)
@@ -237,11 +231,19 @@ def _leak(found: Sequence[Finding]) -> Finding | None:
     )
 
 
-def grows(leak: Finding) -> str:
+def _so_far(leak: Finding, newest: int | None) -> int:
+    """Bytes by which it has grown until the newest step; what a census counted is older."""
+    counted = leak.bytes or 0
+    if newest is None or leak.step is None or not leak.bytes_per_step:
+        return counted
+    return max(counted, leak.bytes_per_step * (newest - leak.step + 1))
+
+
+def grows(leak: Finding, newest: int | None = None) -> str:
     """ "`cache[*]` in main() grows by 4.00 MiB a step, 1.20 GiB so far"."""
     what = f"`{leak.holder}`" if leak.holder else "the host's memory" if leak.code == HOST_LEAK.code else "allocated"
     pace = f" grows by {units.size(leak.bytes_per_step)} a step" if leak.bytes_per_step else " grows"
-    so_far = leak.so_far or leak.bytes
+    so_far = _so_far(leak, newest)
     return f"{what}{pace}{f', {units.size(so_far)} so far' if so_far else ''}"
 
 
