@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from gpumon.analysis import ledger
+from gpumon.analysis.phase_notes import notes
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.types import OWNERS, REST, Breakdown
 from gpumon.analysis.units import count, shapes, size, steps
@@ -20,16 +21,6 @@ from gpumon_agent import wire
 
 CAPACITY_FROM = 0.25
 """The plot reaches up to the capacity if reserved has reached this share of it: else the peaks would be too flat."""
-
-_NOTES = (
-    (wire.ABORTED, "aborted by an exception"),
-    (wire.OVERLAPPED, "threads overlap"),
-    (wire.BOUND, "peak at most"),
-    (wire.RECOMPUTED, "recomputed"),
-    (wire.SKIPPED, "skipped"),
-    (wire.INFERRED, "inferred"),
-    (wire.MERGED, "merged"),
-)
 
 
 class Texts:
@@ -140,8 +131,8 @@ def _phases(record: StepRecord, before: StepRecord | None, device: int, text: Te
         flags[phase.phase] = flags.get(phase.phase, 0) | phase.flags
     for name, row in found.items():
         row[5] = _seconds(row[5])
-        notes = ", ".join(word for flag, word in _NOTES if flags[name] & flag)
-        row[6] = text(notes) if notes else None
+        said = notes(flags[name])
+        row[6] = text(said) if said else None
     return list(found.values())
 
 

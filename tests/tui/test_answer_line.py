@@ -1,11 +1,10 @@
-"""The answer line in ten situations at 80 columns: it alone says what is wrong, who it is, and what to do."""
+"""The answer line in nine situations at 80 columns: it alone says what is wrong, who it is, and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
 
-import msgspec
 import pytest
 from leaking import census, group, leaking
 from synthetic import GIB, MIB, Run
@@ -70,23 +69,6 @@ def retained_checkpoint() -> Answer:
         0, 0, 0, 0, "torch.load", "model.pt", "train.py:31", 100 * MIB, 12, 100 * MIB, 8, 0, holders=(holder,)
     )
     return said_of(Run(total=40 * GIB, beside=lambda step: (kept,) if step == 8 else ()), steps=14)
-
-
-def stray_context() -> Answer:
-    """Rank 1 trains on a second device, and has a context on rank 0's device too."""
-    first = Run(total=40 * GIB, rank=0, world_size=2)
-    store = SessionStore()
-    for received in Run(total=40 * GIB, rank=1, world_size=2, pid=4001, nonce="ab13").picture():
-        store.apply(received)
-    for received in first.stream(30, host_every=1):
-        if isinstance(received.event, wire.Host):
-            (reading,) = received.event.devices
-            both = (*reading.processes, wire.DeviceProcess(4001, 450 * MIB, "python"))
-            host = msgspec.structs.replace(received.event, devices=(msgspec.structs.replace(reading, processes=both),))
-            received = received._replace(event=host) if hasattr(received, "_replace") else received
-        store.apply(received)
-    frame = store.frame(first.unix_ns(30))
-    return answer(frame, Reporter().report(frame))
 
 
 def out_of_memory_at_step_1() -> Answer:

@@ -7,12 +7,12 @@ headroom, the bar. The answer and the job's name always stay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumon.analysis.answer import parts
 from gpumon.analysis.units import NOT_KNOWN, count, pace, size
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.table import Column, heads, place, row_cells
+from gpumon.tui.table import Column, Columns, R, heads, place, row_cells
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit
 from gpumon.tui.widgets.answer_line import ROLES, answer_lines, state_glyph, stated
 from gpumon.tui.widgets.device_bar import bar
@@ -82,14 +82,14 @@ def columns(room: int) -> Sequence[Column[JobRow, Glyphs]]:
         Column("headroom", "headroom", 12, 3, _headroom),
         Column("answer", "answer", ANSWER, 1, _answer, to_left=True),
     )  # fmt: skip
+    return _filling(made, "answer", room)
+
+
+def _filling(made: Columns[R, Glyphs], name: str, room: int) -> Columns[R, Glyphs]:
+    """Those that fit; the one of this name takes what is left of the row."""
     kept = place(made, room)
     spare = room - sum(column.width for column in kept)
-    return [
-        Column(each.name, each.heading, each.width + spare, each.rank, each.cell, each.to_left)
-        if each.name == "answer"
-        else each
-        for each in kept
-    ]
+    return [replace(each, width=each.width + spare) if each.name == name else each for each in kept]
 
 
 def process_columns(room: int) -> Sequence[Column[ProcessRow, Glyphs]]:
@@ -101,14 +101,7 @@ def process_columns(room: int) -> Sequence[Column[ProcessRow, Glyphs]]:
         Column("memory", "memory", 12, 2, lambda row, glyphs: (size(row.bytes), "text")),
         Column("command", "command", 12, 3, lambda row, glyphs: (row.command, "text"), to_left=True),
     )
-    kept = place(made, room)
-    spare = room - sum(column.width for column in kept)
-    return [
-        Column(each.name, each.heading, each.width + spare, each.rank, each.cell, each.to_left)
-        if each.name == "command"
-        else each
-        for each in kept
-    ]
+    return _filling(made, "command", room)
 
 
 @dataclass(frozen=True, slots=True)

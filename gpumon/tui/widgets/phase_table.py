@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumon.analysis.phase_notes import notes
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.plot import Curve, plot
@@ -19,16 +20,6 @@ ROLLOUT_LEAST = 8
 
 LONG_STEP_NS = 500_000_000
 """A slower step is shown while it runs, phase by phase; a faster one after it closed."""
-
-_NOTES = (
-    (wire.ABORTED, "aborted by an exception"),
-    (wire.OVERLAPPED, "threads overlap"),
-    (wire.BOUND, "peak ≤"),
-    (wire.RECOMPUTED, "recomputed"),
-    (wire.SKIPPED, "skipped"),
-    (wire.INFERRED, "inferred"),
-    (wire.MERGED, "merged"),
-)
 
 
 WORDS = {wire.BETWEEN: "data"}
@@ -61,7 +52,7 @@ class PhaseRow:
 
     @property
     def notes(self) -> str:
-        return ", ".join(word for flag, word in _NOTES if self.flags & flag)
+        return notes(self.flags)
 
 
 @dataclass(frozen=True, slots=True)
