@@ -6,12 +6,13 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from textual.binding import ActiveBinding, Binding
 
 from gpumon.analysis.job_findings import job_findings
 from gpumon.tui.app import MonitorApp
 from gpumon.tui.screens.help import FindingScreen
 from gpumon.tui.text_layout import width
-from gpumon.tui.widgets.key_line import KeyLine, key_item
+from gpumon.tui.widgets.key_line import KeyLine, key_item, keys
 
 
 def shown(app: MonitorApp) -> str:
@@ -89,6 +90,22 @@ async def test_escape_leads_back_to_the_overview(app_of, new_run, settled) -> No
         assert app.current_mode == "estimate"
         await pilot.press("escape")
         assert app.current_mode == "overview"
+
+
+def test_all_screens_have_room_in_80_columns_before_the_key_to_all_jobs() -> None:
+    names = ("overview", "layers", "leaks", "estimate", "blocks", "log")
+    bindings = [Binding("J", "home", "Jobs", id="app.home"), Binding("n", "finding", "Finding", id="app.finding")]
+    bindings += [Binding("q", "leave", "Quit", id="app.quit"), Binding("question_mark", "help", "Help", id="app.help")]
+    bindings += [
+        Binding(str(at), f"mode('{name}')", name.capitalize(), id=f"app.{name}")
+        for at, name in zip((1, 3, 4, 5, 6, 7), names, strict=True)
+    ]
+    active = {each.key: ActiveBinding(None, each, True) for each in bindings}
+    shown = keys(active, lambda each: "?" if each.key == "question_mark" else each.key, "overview")
+    assert [each.what for each in shown][:9] == [
+        "Quit", "Help", "Finding", "Overview", "Layers", "Leaks", "Estimate", "Blocks", "Log"
+    ]  # fmt: skip
+    assert sum(width(key_item(each)) for each in shown[:9]) <= 80
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])

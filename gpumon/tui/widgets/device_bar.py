@@ -31,8 +31,8 @@ HIGHER = 1.01
 HOLDER_CELLS = 32
 """Longer names are cut in the legend; Leaks shows them whole."""
 
-TALL, MOST_ROWS = 32, 7
-"""From this height of the screen on the panel has as many rows as it needs, and at most so many."""
+TALL = 32
+"""From this height of the screen on the panel has as many rows as it needs."""
 
 STALE_S = 3.0
 """Older driver figures are shown with their age."""
@@ -98,7 +98,8 @@ class DeviceBar(Panel):
         picked = bars(view)
         if self.app.size.height >= TALL:
             shown = (view.rank.source if view.rank else None, view.index, self.app.size)
-            rows = len(device_lines(picked, self.app.size.width, MOST_ROWS, self.monitor.glyphs, ""))
+            width, height = self.app.size
+            rows = len(device_lines(picked, width, height, self.monitor.glyphs, ""))
             rows = max(rows, self._rows[1] if self._rows[0] == shown else 2)
             if self._rows != (shown, rows):
                 self._rows = shown, rows

@@ -19,6 +19,7 @@ from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
 from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, rest, uncounted
+from gpumon.tui.widgets.forecast_panel import batch_factor
 
 SOURCES = {
     "exact": "in closed form, from the model's and the optimizer's description",
@@ -202,9 +203,8 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
         bound = "at most " if f.headroom_at_most else ""
         second.append((f" {bound}{size(f.headroom)} of {size(e.capacity)} are left above it", "text"))
         if f.max_batch_factor is not None:
-            times = "×" if glyphs.braille else "x"
             way = "can grow" if f.max_batch_factor >= 1 else "must shrink"
-            second.append((f" · the batch {way} to {times}{f.max_batch_factor:.1f}", "dim"))
+            second.append((f" · the batch {way} to {batch_factor(f.max_batch_factor, glyphs)}", "dim"))
         if f.p_oom is not None and f.p_oom >= 0.005:
             second.append((f" · an allocation fails with {percent(f.p_oom)} probability", "bad"))
     elif e.capacity is None:

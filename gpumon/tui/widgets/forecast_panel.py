@@ -124,8 +124,7 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
         )
     )
     if f.max_batch_factor is not None:
-        times = f"{f.max_batch_factor:.1f}" if f.max_batch_factor < FACTOR_MAX else f"{FACTOR_MAX} and more"
-        factor = f"×{times}" if glyphs.braille else f"x{times}"
+        factor = batch_factor(f.max_batch_factor, glyphs)
         lines.append(
             fit(
                 [
@@ -154,6 +153,12 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
     if height > len(lines) and (asked := _whatif(o.whatif, room, glyphs)):
         lines.append(fit(asked, room))
     return lines
+
+
+def batch_factor(factor: float, glyphs: Glyphs) -> str:
+    """ "×4.2", "×100 and more"."""
+    times = f"{factor:.1f}" if factor < FACTOR_MAX else f"{FACTOR_MAX} and more"
+    return f"{'×' if glyphs.braille else 'x'}{times}"
 
 
 def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:

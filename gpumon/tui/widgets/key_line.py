@@ -13,8 +13,8 @@ from gpumon.tui.text_layout import Line, flow, width
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
-FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.home", "app.finding")
-"""These come first, at the same place on every screen; then the screens, then those of a replay."""
+FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.finding")
+"""These come first, at the same place on every screen; then the screens, all jobs, those of a replay."""
 
 
 class Key(NamedTuple):
@@ -63,7 +63,9 @@ def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str],
             return FIRST.index(binding.id), ""
         if "mode(" in binding.action:
             return 50, binding.key
-        return (60 if (binding.id or "").startswith("replay.") else 99), ""
+        if binding.id == "app.home":
+            return 60, ""
+        return (70 if (binding.id or "").startswith("replay.") else 99), ""
 
     for each in sorted(active.values(), key=order):
         binding = each.binding
