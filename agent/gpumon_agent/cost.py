@@ -18,9 +18,9 @@ class Cost(NamedTuple):
     error: int | None
 
     def packed(self) -> int:
-        """Both are one more, so that 0 is free."""
-        error = 0 if self.error is None else min(self.error, _MOST) + 1
-        return min(self.share, _MOST) + 1 << _BITS | error
+        """Both are one more, so that 0 is free. A clock that was set back may have made them negative."""
+        error = 0 if self.error is None else _within(self.error) + 1
+        return _within(self.share) + 1 << _BITS | error
 
 
 def unpacked(word: int) -> Cost | None:
@@ -28,3 +28,7 @@ def unpacked(word: int) -> Cost | None:
         return None
     share, error = word >> _BITS, word & (1 << _BITS) - 1
     return Cost(share - 1, error - 1 if error else None)
+
+
+def _within(millionths: int) -> int:
+    return max(0, min(millionths, _MOST))

@@ -300,7 +300,7 @@ class Governor:
         sampled = max(self._sampled.cost_ns(), read)  # its phases are read, too
         self.ledger_every = max(1, ceil(sampled / each))
         self._ledger_at = min(self._ledger_at, self.steps + self.ledger_every)
-        self.cost = self._cost_of(step) if step else None
+        self.cost = self._cost_of(step) if step > 0 else None  # the clock may be set back
         rates = self.read_every, self.ledger_every
         if all(
             reported / REPORTED_AGAIN_FACTOR < rate < reported * REPORTED_AGAIN_FACTOR

@@ -11,20 +11,24 @@ from scenarios.leaks._catalogue import LEAKS
 from told import findings, looks, told
 
 
-def tells(virtual_gpu, folder, leak, *more):
-    return told(virtual_gpu(), folder, leak.path, *leak.arguments, *more, LEAK_STEPS=str(leak.steps))
+def tells(virtual_gpu, folder, leak, *more, times=1):
+    return told(virtual_gpu(), folder, leak.path, *leak.arguments, *more, LEAK_STEPS=str(leak.steps * times))
 
 
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
 def test_a_leak_is_named_right(virtual_gpu, tmp_path, leak, record_property):
     newest, ever, first = (), {}, {}
-    for step, newest in looks(tells(virtual_gpu, tmp_path, leak)):
-        ever.update({each.code: each for each in newest})
-        for each in newest:
-            if each.severity != "info":
-                first.setdefault("raised", step)
-            if each.code == leak.code and any(name in (each.holder or "") for name in leak.holder):
-                first.setdefault("named", step)
+    for times in (1, 4):  # a slice is a time: a slow machine needs more of them
+        ever, first = {}, {}
+        for step, newest in looks(tells(virtual_gpu, tmp_path, leak, times=times)):
+            ever.update({each.code: each for each in newest})
+            for each in newest:
+                if each.severity != "info":
+                    first.setdefault("raised", step)
+                if each.code == leak.code and any(name in (each.holder or "") for name in leak.holder):
+                    first.setdefault("named", step)
+        if "named" in first or leak.holder == ("-",):
+            break
     for what, step in first.items():
         record_property(what, step)
     theirs = [each for each in newest if each.code == leak.code and each.state == "open"]

@@ -8,11 +8,11 @@ growth ends once a round explains the growth. Finds are grouped by shape, dtype,
 storage counts once, under the first name that reaches it. Tensors that lose their name are checked for reference cycles
 (cycles).
 
-Slices run as a step closes, in the training thread. They get a quarter of the governor's budget, which accumulates for
-at most `CREDIT_STEPS` steps; until it is full again, the agent's other work gets half of the budget. A census requested
-by key first runs for up to `PAUSE_NS` in one piece, reports that, and continues in slices. No slice runs during a CUDA
-graph capture, under a compiler, or (before Python 3.13, where it would change what a debugger sees) under a trace
-function. Between slices it holds only ids, counts, texts and weak references.
+Slices run as a step closes, in the training thread. A step earns a share of its time for them, which accumulates for at
+most `CREDIT_STEPS` steps; the first are paid with `FIRST_CREDIT_NS`. A census requested by key first runs for up to
+`PAUSE_NS` in one piece, reports that, and continues in slices. No slice runs during a CUDA graph capture, under a
+compiler, or (before Python 3.13, where it would change what a debugger sees) under a trace function. Between slices it
+holds only ids, counts, texts and weak references.
 Cost: benchmarks/census.py.
 Known limitations: those of heap_walker. A storage whose id is reused between two slices is missed until the next
 census.
@@ -52,9 +52,11 @@ from gpumon_agent.leaks.owned_storages import OwnedStorages
 from gpumon_agent.storages import CPU, plain
 from gpumon_agent.thread_clock import ThreadClock
 
-SLICE_NS = 500_000  # a slice ends at the first clock check after it
+SLICE_NS = 2_000_000  # a slice ends at the first clock check after it: names that move in each step need long ones
+SLICE_LEAST_NS = 500_000  # no slice starts with less: to go on where the last one ended takes some 100 µs
 PAUSE_NS = 70_000_000  # then a fifth of it to report what was found so far
 CREDIT_STEPS = 200
+FIRST_CREDIT_NS = 100_000_000  # once per process: short steps earn too little to name a leak within seconds
 ROUNDS = (
     ("user", 6, True),
     ("beside", 6, False),
@@ -84,7 +86,7 @@ class _Tally:
         self.bytes = 0
         self.graphs: list[int | None] = []  # bytes retained by the graphs of the first few
         self.holders: Counter[Name] = Counter()
-        self.addresses: deque[int] = deque(maxlen=_NAMES_MAX)  # the newest ones
+        self.addresses: deque[tuple[int, weakref.ref[Any]]] = deque(maxlen=_NAMES_MAX)  # the newest storages
 
     @property
     def graph_bytes(self) -> int | None:
@@ -126,8 +128,7 @@ class Census:
         self._taking: _Taking | None = None
         self._requested = False
         self._suspected = False  # by an earlier step of the same batch of steps
-        self._credit_ns = 0
-        self._earned_ns = 0  # by one step
+        self._credit_ns = FIRST_CREDIT_NS
         self._before: Counter[_Key] | None = None
         self._heaped_before: Counter[int] = Counter()  # by device
         self._files = Files()
@@ -218,15 +219,12 @@ class Census:
                 self.allocations.begin(alive)
 
     def _earn(self) -> None:
-        """Adds one step's share to the credit, which is capped at `CREDIT_STEPS` steps and starts full."""
+        """Adds one step's share to the credit, which grows to `CREDIT_STEPS` of them."""
         earned = self._governor.census_ns
-        if earned > self._earned_ns:
-            self._credit_ns += CREDIT_STEPS * (earned - self._earned_ns)
-        self._earned_ns = earned
-        self._credit_ns = min(self._credit_ns + earned, CREDIT_STEPS * earned)
+        self._credit_ns = max(self._credit_ns, min(self._credit_ns + earned, CREDIT_STEPS * earned))
 
     def _go_on(self, step: int) -> None:
-        if (self._limited and self._credit_ns < _SHORT_NS) or _why_not() is not None:
+        if (self._limited and self._credit_ns < SLICE_LEAST_NS) or _why_not() is not None:
             return
         clock = ThreadClock(min(self._credit_ns, SLICE_NS) if self._limited else SLICE_NS)
         taking = self._taking
@@ -294,6 +292,7 @@ class _Taking:
         self._groups_left: list[tuple[_Key, _Tally]] = []
         self._on_cpu = False
         self._slices = 0
+        self._fresh = True  # no stage has ended in this slice
         self._spent_ns = 0
         self._collects = True  # Python's collector is on
         self._reaches_back = False  # a single tensor's graph is too long to measure at once, or grows
@@ -318,10 +317,12 @@ class _Taking:
             with torch._C.DisableTorchFunction():  # keeps our attribute reads from the user's torch function modes
                 self._slices += 1
                 self._inputs = self._census._inventory.input_storages()
+                self._fresh = True
                 while self._stages:
                     if not self._stages[-1](clock):
                         return False
                     self._stages.pop()
+                    self._fresh = False
         finally:
             if enabled:
                 gc.enable()
@@ -468,7 +469,8 @@ class _Taking:
             tally = self._tallies.setdefault(key, _Tally())
         tally.count += 1
         tally.bytes += nbytes
-        tally.addresses.append(storage.data_ptr())
+        alive = weakref.ref(storage)
+        tally.addresses.append((storage.data_ptr(), alive))
         if key[3] and len(tally.graphs) < _GRAPHS_MAX:
             looks = Looks()
             measured = retained(tensor, self._claimed, _GRAPH_NS if several else self._time_for_graph(walk), looks)
@@ -484,7 +486,7 @@ class _Taking:
         if several or tally.count >= _HEAP:
             self._heaped[_numbered(device)] += 1
             if several and name in tally.holders:
-                self._heap.append((weakref.ref(storage), tally, name, nbytes, device))
+                self._heap.append((alive, tally, name, nbytes, device))
         if _numbered(device) != CPU:
             self._largest = max(self._largest, tally.count)
         return True
@@ -505,7 +507,7 @@ class _Taking:
             self._reaches_back = True  # may be enough to report now
         if looks.before < looks.newest:
             beside = (each for each in walk.beside() if each is not tensor and _leads(each, measured))
-            if any(reaches(each, looks.before, _SHORT_NS) for each in beside):
+            if any(reaches(each, looks.before, _REACH_NS) for each in beside):
                 self._follow.add(name)
         if not measured.cut or looks.count == _LOOKS_MAX or name in self._follow:
             del self._long[name]
@@ -524,11 +526,11 @@ class _Taking:
             if self.searches or not (allocations.unread or self._unnamed):
                 return True
             unexplained = self._reason == "growth" and not self._explains()
-            if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _SHORT_NS:
+            if allocations.open or (unexplained and not allocations.survived) or not self._fresh:
                 return False
             if not allocations.readable(sum(self._census.blocks.values())):
                 return True
-            self._wanted_lines = {address for tally in self._tallies.values() for address in tally.addresses}
+            self._wanted_lines = {address for tally in self._tallies.values() for address, _ in tally.addresses}
             self._wanted_lines.update(each.address for each in self._cycles.found)
         if not allocations.read(self._wanted_lines, (self._known, self._owners.addresses), clock):
             return False
@@ -656,7 +658,11 @@ class _Taking:
 
     def _group(self, key: _Key, tally: _Tally) -> wire.Group:
         shape, dtype, device, has_graph, _ = key
-        made = Counter(self._lines[address] for address in tally.addresses if address in self._lines)
+        made = Counter(
+            self._lines[address]
+            for address, alive in tally.addresses
+            if address in self._lines and alive() is not None  # else another tensor may have taken its place
+        )
         before = self._census._before
         return wire.Group(
             shape=tuple(shape),
@@ -680,8 +686,8 @@ _RARELY = 10_000  # collector threshold from which it counts as off; Python's de
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
 _GRAPHS_MAX = 3  # per group: the first may be of the current step, whose graph is already freed
 _GRAPH_NS = 200_000
+_REACH_NS = 100_000
 _LOOKS_MAX = 5  # a step apart
-_SHORT_NS = 100_000  # no slice starts with less; one that has spent less counts as fresh
 _LONG_MAX = 4
 _HEAP = 5  # equal tensors: a leak rather than what one step uses
 

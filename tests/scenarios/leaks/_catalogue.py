@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-STEPS = 150  # a busy machine takes that long to name it; on an idle one it is named after 40
+STEPS = 150  # a machine of 2 GHz takes that long to name most of them; a fast one names them after 40
 
 
 @dataclass(frozen=True)
