@@ -376,6 +376,23 @@ def test_no_hooks_are_timed_while_the_user_sees_calls_of_modules(resting: Any, m
     assert not resting.agent.governor._idle
 
 
+def test_hooks_are_timed_in_a_program_that_compiles(resting: Any, monkeypatch: Any) -> None:
+    """The first compiled function replaces `Module.__init__`."""
+    from torch._dynamo import mutation_guard
+
+    init = nn.Module.__init__
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+    monkeypatch.setattr(nn.Module, "___has_generation_tag_patch", True, raising=False)
+    monkeypatch.delattr(nn.Module, "___has_generation_tag_patch")
+    monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", True, raising=False)  # before torch 2.15
+    mutation_guard.install_generation_tagging_init()
+    assert nn.Module.__init__ is not init
+    model, optimizer = rested(resting)
+    looked(resting, model, optimizer, 5)
+    assert resting.agent.governor._idle
+
+
 def test_a_timing_that_a_signal_handler_ended_does_not_spoil_the_next(resting: Any) -> None:
     model_and_optimizer(resting)
     made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)

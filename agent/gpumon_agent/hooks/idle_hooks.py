@@ -6,6 +6,8 @@ training. Their data are not those of the training's hooks, and what they evict 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
@@ -22,7 +24,7 @@ from gpumon_agent.patching import around
 from gpumon_agent.shape_model.outlook import Outlooks
 
 _FAR = 1 << 62
-_FILE = Module.register_forward_hook.__code__.co_filename
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 class _NoGraph:
@@ -108,6 +110,6 @@ class IdleHooks:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether nobody has replaced this method of Module."""
+    """Whether nobody but torch has replaced this method of Module: the first compiled function replaces `__init__`."""
     code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == _FILE
+    return code is not None and code.co_filename.startswith(_TORCH)

@@ -14,7 +14,7 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.finding")
-"""These come first, at the same place on every screen; then the screens, all jobs, those of a replay."""
+"""These come first, at the same place on every screen; then the screens, all jobs, those of the screen, last those of a replay."""
 
 
 class Key(NamedTuple):
@@ -65,7 +65,7 @@ def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str],
             return 50, binding.key
         if binding.id == "app.home":
             return 60, ""
-        return (70 if (binding.id or "").startswith("replay.") else 99), ""
+        return (99 if (binding.id or "").startswith("replay.") else 70), ""
 
     for each in sorted(active.values(), key=order):
         binding = each.binding
