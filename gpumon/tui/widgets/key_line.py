@@ -14,7 +14,7 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.finding")
-"""These come first, at the same place on every screen; then the screens, all jobs, those of the screen, last those of a replay."""
+"""These come first, at the same place on every screen; then the screens, all jobs, the screen's own, a replay's."""
 
 
 class Key(NamedTuple):
