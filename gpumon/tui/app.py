@@ -462,22 +462,26 @@ class MonitorApp(App[int]):
         self.say(text)
         self.toast(text)
 
-    def ask(self, what: str) -> None:
-        """Sends a request about the shown device to the rank's agent. The result arrives as an event."""
+    def ask(self, what: str, *, quietly: bool = False) -> None:
+        """Sends a request about the shown device to the rank's agent. The result arrives as an event.
+
+        `quietly`: nobody pressed a key for it, so only a failure is said.
+        """
         rank, why_not = self.view.rank, self.view.cannot_ask
         if rank is None or why_not is not None or self._asker is None:
             self.toast(f"No request is possible: {why_not or 'no agent is connected'}.")
             return
-        self._tasks.start(self._ask(self._asker, rank.source, what, self.view.index or 0))
+        self._tasks.start(self._ask(self._asker, rank.source, what, self.view.index or 0, quietly=quietly))
 
-    async def _ask(self, asker: Ask, source: str, what: str, device: int) -> None:
+    async def _ask(self, asker: Ask, source: str, what: str, device: int, *, quietly: bool) -> None:
         try:
             reply = await asker(source, what, device)
         except LinkError as error:
             self.tell(str(error))
             return
         if reply.accepted:
-            self.toast(f"{what}: {reply.why}")
+            if not quietly:
+                self.toast(f"{what}: {reply.why}")
         else:
             self.tell(f"{what}: {reply.why}")
 

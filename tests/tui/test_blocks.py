@@ -200,6 +200,24 @@ async def test_the_screen_asks_when_it_is_opened_and_not_again_while_the_reading
         assert len(asked.heard) == 2, "nothing changed since"
 
 
+async def test_only_a_key_and_a_failure_are_answered_over_the_screen(app_of, new_run, settled, asked) -> None:
+    app = app_of(new_run().usual(), asker=asked)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("6")
+        await settled(pilot)
+        assert len(asked.heard) == 1
+        assert [each.message for each in app._notifications] == []
+        await pilot.press("b")
+        await settled(pilot)
+        assert [each.message for each in app._notifications] == ["blocks: at the next phase boundary"]
+        app.clear_notifications()
+        asked.reply = wire.Reply(False, "CUDA has not begun")
+        await pilot.press("1", "6")
+        await settled(pilot)
+        assert [each.message for each in app._notifications] == ["blocks: CUDA has not begun"]
+
+
 async def test_a_replay_is_not_asked(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual())
     async with app.run_test(size=(80, 24)) as pilot:

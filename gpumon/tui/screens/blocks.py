@@ -56,7 +56,7 @@ class BlocksScreen(RankScreen):
         record = next((each for each in rank.segments if each.device == view.index), None)
         reserved = view.device.ledger.reserved if view.device.ledger is not None else None
         if record is None or outdated(allocator(record.segments), reserved):
-            self.action_read()
+            self.monitor.ask(wire.BLOCKS, quietly=True)
 
     def action_read(self) -> None:
         self.monitor.ask(wire.BLOCKS)
