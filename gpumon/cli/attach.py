@@ -63,8 +63,9 @@ def command(
 ) -> None:
     """Watch a training process that carries the agent (gpumon run …, or gpumon_agent.watch in its code).
 
-    Without an argument: the only job, with all ranks of a torchrun. Quitting never affects the training. In a pipe, or
-    with TERM=dumb, it prints one picture, as --once does.
+    Without an argument: the only job, with all ranks of a torchrun. If there is none yet, or several: the Home screen,
+    which shows every job of this machine as it starts. Quitting never affects the training. In a pipe, or with
+    TERM=dumb, it prints one picture, as --once does.
     """
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for need --json: the screen stays until you quit it")
@@ -86,7 +87,8 @@ def command(
         if once:
             raise click.ClickException(sentence(str(error))) from error
     except link.LinkError as error:
-        raise click.ClickException(sentence(str(error))) from error
+        if once or target is not None or not isinstance(error, link.NoJob):  # else the Home screen waits for one
+            raise click.ClickException(sentence(str(error))) from error
     if once:
         from gpumon.tui.once import print_live
 

@@ -187,12 +187,31 @@ def test_a_picture_as_text_goes_into_a_pipe(recording) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_attach_names_what_is_wrong_and_what_to_do(in_terminal, tmp_path) -> None:
+@pytest.mark.parametrize("arguments", [("nosuch.py",), ("--once",), ("--json",), ("4194999",)], ids=" ".join)
+def test_attach_names_what_is_wrong_and_what_to_do(in_terminal, tmp_path, arguments) -> None:
     tmp_path.chmod(0o700)
-    terminal = in_terminal("attach", XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
+    terminal = in_terminal("attach", *arguments, XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
     assert terminal.ended() == 1
-    assert "Error: no job with a gpumon agent runs here" in terminal.output
-    assert "gpumon run train.py" in terminal.output
+    assert "Error: no " in terminal.output
+    assert ("gpumon ls" if arguments[0].isdecimal() else "gpumon run train.py") in terminal.output
+
+
+def test_attach_without_a_job_waits_on_the_home_screen_and_shows_one_that_starts(in_terminal, tmp_path) -> None:
+    tmp_path.chmod(0o700)
+    here = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    terminal = in_terminal("attach", **here)
+    terminal.read_until("0 jobs run", "no job with an agent runs here")
+    training = "import time, gpumon_agent, torch\ngpumon_agent.watch(torch.nn.Linear(2, 2))\ntime.sleep(600)"
+    environment = {**os.environ, **here, "GPUMON_NAME": "late-comer"}
+    with subprocess.Popen([sys.executable, "-c", training], env=environment, stderr=subprocess.DEVNULL) as job:
+        try:
+            terminal.read_until("1 job runs", "late-comer")
+            terminal.press("\r")
+            terminal.read_until(f"pid {job.pid}", "Overview")
+            terminal.press("q")
+            assert terminal.ended() == 0
+        finally:
+            job.kill()
 
 
 def test_first_picture_needs_neither_psutil_nor_nvml_nor_torch() -> None:
