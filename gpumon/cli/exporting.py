@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 ENDED_KEPT_S = 300.0
 """How long an ended job is kept, so that its last state is scraped; slower scrapers miss it."""
-ONCE_PATIENCE_S = 5.0
+ONCE_PATIENCE_S, ONCE_PATIENCE_MAX_S = 5.0, 120.0
+"""How long --once waits for a job that sends nothing of its past, and for one that still sends."""
 
 
 @dataclass
@@ -50,7 +51,13 @@ class _Followed:
     reporter: Reporter = field(default_factory=Reporter)
     task: asyncio.Task[None] | None = None
     ended: float | None = None
+    heard: float = field(default_factory=time.monotonic)
     synced: set[str] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        """It has sent its past."""
+        return self.ended is not None or len(self.synced) >= len(self.pids)
 
     def look(self) -> JobReports:
         frame = self.store.frame(time.time_ns())
@@ -84,9 +91,20 @@ class Exporter:
         self.watched = tuple(each.look() for each in self._followed.values())
 
     @property
-    def complete(self) -> bool:
-        """Whether every job has sent its past."""
-        return all(each.ended is not None or len(each.synced) >= len(each.pids) for each in self._followed.values())
+    def incomplete(self) -> list[_Followed]:
+        """Jobs that have not yet sent their past."""
+        return [each for each in self._followed.values() if not each.complete]
+
+    async def pasts(self) -> None:
+        """Waits until every job has sent its past; says so of one that does not."""
+        end = time.monotonic() + ONCE_PATIENCE_MAX_S
+        await asyncio.sleep(0.3)
+        while (left := self.incomplete) and (now := time.monotonic()) < end:
+            if now - max(each.heard for each in left) > ONCE_PATIENCE_S:
+                break
+            await asyncio.sleep(0.05)
+        for each in left:
+            say(f"gpumon: {each.name} has not sent its whole past: its figures may be old", err=True)
 
     def find(self) -> None:
         """Follows new and returned jobs."""
@@ -120,6 +138,7 @@ class Exporter:
             async with contextlib.aclosing(link.subscribe(found.descriptors)) as stream:
                 async for received in stream:
                     job.store.apply(received)
+                    job.heard = time.monotonic()
                     if isinstance(received.event, wire.Hello):
                         job.pids.add(received.event.pid)
                     elif isinstance(received.event, wire.Synced):
@@ -196,10 +215,7 @@ def print_once() -> int:
 
     async def settle() -> None:
         running = asyncio.create_task(exporter.run())
-        end = time.monotonic() + ONCE_PATIENCE_S
-        await asyncio.sleep(0.3)
-        while not exporter.complete and time.monotonic() < end:
-            await asyncio.sleep(0.05)
+        await exporter.pasts()
         end = time.monotonic() + ROOM_PATIENCE_S
         exporter.look()
         while not all(room_known(each.frame, each.reports) for each in exporter.watched) and time.monotonic() < end:
