@@ -106,13 +106,15 @@ def worst(answers: Iterable[Answer], before: Answer | None = None) -> Answer:
     """The answer that represents the job. A finished rank is ignored while another one runs.
 
     The one `before` is kept while no other rank is in a worse state, so that ranks with equal leaks do not alternate.
+    If nothing is wrong with it, another one with a finding is named.
     """
     known = list(answers)
     running = [each for each in known if each.state != "ended" or each.bytes]
     found = min(running or known, key=_weight, default=NOBODY)
     if before is None or before.state != found.state:
         return found
-    return next((each for each in known if each.key == before.key), found)
+    kept = next((each for each in known if each.key == before.key), found)
+    return found if found.bytes and not kept.bytes else kept
 
 
 def _weight(each: Answer) -> tuple[int, float, int, float]:
@@ -218,6 +220,7 @@ def _beside(said: Answer, found: Sequence[Finding]) -> Answer:
         what=f"{said.what}. {first.code}: {about}",
         who=_named(who, first) if who.file is None else who,
         do=said.do or first.remedy,
+        bytes=max(1, first.bytes or 0) if said.state == "ok" else said.bytes,
     )
 
 

@@ -35,6 +35,8 @@ class Run:
     total: int = 40 * GIB
     context: int = 450 * MIB
     others: int = 0
+    uuid: str = UUID
+    strays: Callable[[int], tuple[int, ...]] = lambda step: ()  # pids of other ranks that hold a context on this device
     rank: int | None = None
     world_size: int | None = None
     run_id: str | None = None
@@ -114,7 +116,7 @@ class Run:
             clock=wire.Clock(self.started_ns, START_UNIX_NS + self.started_ns),
             backend="cuda",
             torch="2.15.0",
-            devices=(wire.Device(0, UUID, "Virtual", self.total),),
+            devices=(wire.Device(0, self.uuid, "Virtual", self.total),),
             rank=self.rank,
             world_size=self.world_size,
             run_id=self.run_id,
@@ -254,11 +256,13 @@ class Run:
         processes = [wire.DeviceProcess(self.pid, ours, "python")]
         if self.others:
             processes.append(wire.DeviceProcess(99, self.others, "game"))
+        processes += [wire.DeviceProcess(pid, self.context, "python") for pid in self.strays(step)]
+        others = self.others + len(self.strays(step)) * self.context
         reading = wire.DeviceReading(
-            UUID,
+            self.uuid,
             total=self.total,
-            free=self.total - ours - self.others,
-            used=ours + self.others,
+            free=self.total - ours - others,
+            used=ours + others,
             processes=tuple(processes),
             began_ns=t_ns,
             ended_ns=t_ns + 1000,
@@ -269,6 +273,22 @@ class Run:
 
 def _is(event: wire.Event, phase: str) -> bool:
     return isinstance(event, wire.Phase) and event.phase == phase
+
+
+def side_by_side(runs: list[Run], steps: int) -> Iterator[wire.Received]:
+    """Ranks of one machine, each with a device of its own; a reading of all devices in each step."""
+    for run in runs:
+        yield from run.picture()
+        yield wire.Received(run.nonce, run.unix_ns(-1), wire.Synced(-1), -1, True)
+    for step in range(steps):
+        hosts = [run.host(step) for run in runs]
+        said = [each.event for each in hosts if isinstance(each.event, wire.Host)]
+        devices = tuple(device for host in said for device in host.devices)
+        processes = tuple(process for host in said for process in host.processes)
+        whole = wire.Host(said[0].host, said[0].t_ns, said[0].driver, devices, processes)
+        yield wire.Received(hosts[0].source, hosts[0].unix_ns, whole)
+        for run in runs:
+            yield from run.step(step)
 
 
 def apply(*streams: Iterator[wire.Received] | list[wire.Received], store: SessionStore | None = None) -> SessionStore:

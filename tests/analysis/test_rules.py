@@ -14,7 +14,7 @@ from msgspec.structs import replace as restruct
 from synthetic import GIB, MIB, Run, rank_of
 
 from gpumon.analysis.batches import Outlier
-from gpumon.analysis.findings import CATALOGUE, Look
+from gpumon.analysis.findings import CATALOGUE, Evidence, Look
 from gpumon.analysis.history import PhasePeak, StepPeaks
 from gpumon.analysis.leak_identity import Leak
 from gpumon.analysis.pages import page
@@ -229,6 +229,23 @@ def test_how_many_looks_it_takes(code: str, holds: Callable[[], Look], opens: in
         raise AssertionError("never")
 
     assert (looks(holds(), "open"), looks(look(), "gone")) == (opens, closes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        (["rank 1"], "rank 1 (pid 70) holds a CUDA context (1.00 MiB) on "),
+        (["rank 1", "rank 2"], "ranks 1, 2 hold a CUDA context (2.00 MiB in all) on "),
+        (["rank 1", "pid 71"], "rank 1 (pid 70), pid 71 hold a CUDA context (2.00 MiB in all) on "),
+        ([f"rank {n}" for n in range(1, 12)], "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more hold a CUDA context"),
+    ],
+)
+def test_who_holds_a_stray_context(labels: list[str], named: str) -> None:
+    strays = [wire.DeviceProcess(70 + n, MIB) for n in range(len(labels))]
+    found = FIND["stray-context"](processes(*strays, elsewhere={70 + n: label for n, label in enumerate(labels)}))
+    assert isinstance(found, Evidence)
+    assert found.title.startswith(named)
+    assert found.title.endswith("'s device without training there")
 
 
 def test_the_newest_32_that_are_gone_stay_listed() -> None:

@@ -1,4 +1,4 @@
-"""The answer line in nine situations at 80 columns: it alone says what is wrong, who it is, and what to do."""
+"""The answer line in ten situations at 80 columns: it alone says what is wrong, who it is, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from leaking import census, group, leaking
-from synthetic import GIB, MIB, Run
+from synthetic import GIB, MIB, Run, side_by_side
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import Answer, answer
@@ -83,6 +83,31 @@ def rank_3_of_4_leaks() -> Answer:
     return said_of(*ranks, leak(4 * MIB, total=2 * GIB, rank=3, world_size=4, pid=4003, nonce="ab13"))
 
 
+def stray_context() -> Answer:
+    return of_strays_on(0)
+
+
+def of_strays_on(device: int) -> Answer:
+    """Four ranks, each on a device of its own; the other three hold a context on this one too, from step 20 on.
+
+    What lies on a device is confirmed by several looks, as a screen takes them.
+    """
+    pids = tuple(4000 + n for n in range(4))
+    ranks = [
+        Run(total=40 * GIB, rank=n, world_size=4, pid=pid, nonce=f"ab1{n}", uuid=f"GPU-{n}")
+        for n, pid in enumerate(pids)
+    ]
+    ranks[device].strays = lambda step: tuple(p for p in pids if p != pids[device]) if step >= 20 else ()
+    store, reporter, said = SessionStore(), Reporter(), None
+    for received in side_by_side(ranks, 60):
+        store.apply(received)
+        if received.source == ranks[-1].nonce and isinstance(received.event, wire.Step):
+            frame = store.frame(received.unix_ns)
+            said = answer(frame, reporter.report(frame), said)
+    assert said is not None
+    return said
+
+
 SITUATIONS: tuple[tuple[Callable[[], Answer], str, str, str], ...] = (
     (healthy, "✓ OK", "is left", ""),
     (a_leak, "▲ LEAK", "`losses[*]` grows by 4.00 MiB a step", "bound `losses`|store numbers in `losses`"),
@@ -92,6 +117,12 @@ SITUATIONS: tuple[tuple[Callable[[], Answer], str, str, str], ...] = (
     (fragmentation, "✓ OK", "fragmentation:", "expandable_segments:True"),
     (retained_checkpoint, "✓ OK", "retained-checkpoint: `ckpt['model'][*]` 100.0 MiB", "del ckpt"),
     (out_of_memory_at_step_1, "■ OUT OF MEMORY", "3.00 GiB", "do"),
+    (
+        stray_context,
+        "✓ OK · rank 0",
+        "ranks 1, 2, 3 hold a CUDA context (1.32 GiB",
+        "torch.cuda.set_device(local_rank)",
+    ),
     (rank_3_of_4_leaks, "▲ LEAK · rank 3", "(train.py:57)", "`losses`"),
 )
 
@@ -106,6 +137,13 @@ def test_at_80_columns_the_answer_alone_says_state_culprit_and_way_out(at: int) 
     assert any(each in text for each in do.split("|"))
     assert "and more" not in text
     assert max(map(width, lines)) <= 80
+
+
+def test_contexts_on_another_rank_s_device_are_named_though_that_rank_is_as_ok_as_the_first() -> None:
+    (text, rest) = plain(answer_lines(stated(of_strays_on(2)), 80, MOST_ROWS, UNICODE)).split("   do  ")
+    assert text.startswith(" ✓ OK · rank 2")
+    assert "ranks 0, 1, 3 hold a CUDA context (1.32 GiB in all) on rank 2's device" in " ".join(text.split())
+    assert "map_location in torch.load" in " ".join(rest.split())
 
 
 def test_what_to_do_begins_a_row_and_further_rows_stand_below_it() -> None:

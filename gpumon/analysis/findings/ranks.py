@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.rules import RANK_SKEW
+from gpumon_agent import wire
+
+NAMED_MAX = 8
+"""Ranks that a sentence names: those of one machine, mostly."""
 
 
 def rank_skew(look: Look) -> Evidence | None:
@@ -31,12 +37,28 @@ def stray_context(look: Look) -> Evidence | None:
     strays = [process for process in look.reading.processes if process.pid in look.elsewhere]
     if not strays:
         return None
-    held = [process.bytes for process in strays if process.bytes is not None]
-    named = ", ".join(f"{look.elsewhere[process.pid]} (pid {process.pid})" for process in strays[:4])
-    more = f" and {len(strays) - 4} more" if len(strays) > 4 else ""
+    held = sum(process.bytes or 0 for process in strays)
+    one = len(strays) == 1
+    here = look.where.removeprefix(" on ") or "device"
+    share = f" ({units.size(held)}{'' if one else ' in all'})" if held else ""
     return Evidence(
-        f"{named}{more} trains on another device and holds a context on this one, {look.rank.label}'s{look.where}",
-        sum(held) if held else None,
+        f"{_named(strays, look.elsewhere)} {'holds' if one else 'hold'} a CUDA context{share} on {look.rank.label}'s "
+        f"{here} without training there",
+        held or None,
         "torch.cuda.set_device(local_rank) before anything touches CUDA; map_location in torch.load; "
         "device_ids in dist.barrier",
     )
+
+
+def _named(strays: Sequence[wire.DeviceProcess], labels: Mapping[int, str]) -> str:
+    """ "rank 1 (pid 71)", "ranks 1, 2, 3", "rank 1 (pid 71), pid 72": those without a rank are named by their pid."""
+    names = [labels[process.pid] for process in strays[:NAMED_MAX]]
+    more = f" and {len(strays) - NAMED_MAX} more" if len(strays) > NAMED_MAX else ""
+    numbers = [name.removeprefix("rank ") for name in names]
+    if len(names) > 1 and all(map(str.isdecimal, numbers)):
+        return f"ranks {', '.join(numbers)}{more}"
+    return ", ".join(_with_pid(name, process.pid) for name, process in zip(names, strays, strict=False)) + more
+
+
+def _with_pid(name: str, pid: int) -> str:
+    return name if str(pid) in name else f"{name} (pid {pid})"
