@@ -106,6 +106,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def proportional_bytes(pid: int | str = "self") -> int:
+    """PSS: memory shared with other processes counts in part."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])
+
+
 def resident_bytes(pid: int | str = "self") -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -131,8 +137,8 @@ def step_of(step: int) -> list[wire.NumberedEvent]:
     return [*made, wire.Step(step, now, 50_000_000, 2 * MIB, ((8, 1024),), phases=5)]
 
 
-def serve(first: int, count: int, ranks: int) -> None:
-    """Runs `count` of `ranks` publishers in this process, until stdin is closed."""
+def serve(first: int, count: int, ranks: int, rate: int) -> None:
+    """Runs `count` of `ranks` publishers in this process, `rate` steps a second, until stdin is closed."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "_shared"))
     from threaded import Threaded
 
@@ -166,17 +172,17 @@ def serve(first: int, count: int, ranks: int) -> None:
             for _, recorder in publishers:
                 recorder.append(event)
         state[0] += 1
-        due += 1 / STEPS_A_SECOND
+        due += 1 / rate
         time.sleep(max(0.0, due - time.monotonic()))
     print(state[0] / (time.monotonic() - began))
 
 
 @contextlib.contextmanager
-def sending(ranks: int) -> Iterator[list[float]]:
+def sending(ranks: int, rate: int = STEPS_A_SECOND) -> Iterator[list[float]]:
     """Real publishers with their own sockets, sixteen per process. Yields a list of each one's steps/s."""
     servers = []
     for first in range(0, ranks, RANKS_A_PROCESS):
-        mine = [str(first), str(min(RANKS_A_PROCESS, ranks - first)), str(ranks)]
+        mine = [str(first), str(min(RANKS_A_PROCESS, ranks - first)), str(ranks), str(rate)]
         servers.append(
             subprocess.Popen([sys.executable, __file__, *mine], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         )

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from rich.segment import Segment
+from rich.style import Style
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.job import ending
@@ -22,7 +24,7 @@ from gpumon.tui.widgets.findings_strip import finding_lines, findings
 from gpumon.tui.widgets.forecast_panel import ForecastData, forecast_lines
 from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts, host_lines
-from gpumon.tui.widgets.panel import Panel
+from gpumon.tui.widgets.panel import Panel, joined
 from gpumon.tui.widgets.phase_table import PhaseRow, PhasesData, fold, phase_lines, phases
 from gpumon.tui.widgets.timeline import Point, Series, TimelineData, axis_top, timeline_lines
 from gpumon_agent import wire
@@ -554,3 +556,17 @@ def test_the_header_keeps_name_and_state_at_any_width_with_a_cost(store_of, new_
             assert "live" in plain([line])
             assert "train" in plain([line])
             assert ("costs 0.4 %" in plain([line])) is (room >= 74), room
+
+
+def test_neighbours_that_look_the_same_are_written_together() -> None:
+    """Each segment costs the terminal some 40 bytes of colours."""
+    dim, bold, line = Style(color="white", bgcolor="black"), Style(bold=True, bgcolor="black"), Style(underline=True)
+    red = Style(bgcolor="red")
+    assert joined([("a", dim), ("b", dim), ("", bold), ("  ", bold), ("c", bold)]) == [
+        Segment("ab  ", dim), Segment("c", bold)
+    ]  # fmt: skip
+    assert joined([(" ", bold), ("a", dim)]) == [Segment(" a", dim)]
+    for style in (red, line):  # there a space is seen
+        assert joined([("a", dim), (" ", style)]) == [Segment("a", dim), Segment(" ", style)]
+        assert joined([(" ", style), ("a", dim)]) == [Segment(" ", style), Segment("a", dim)]
+    assert joined([("a", line), (" ", dim)]) == [Segment("a", line), Segment(" ", dim)]

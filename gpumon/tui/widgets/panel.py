@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from rich.segment import Segment
@@ -14,6 +15,30 @@ from gpumon.tui.monitor import Monitor
 from gpumon.tui.styles import Glyphs, Ink, ink
 from gpumon.tui.text_layout import EMPTY, Line, fit, in_ascii, width
 from gpumon.tui.view import View
+
+
+def joined(parts: Iterable[tuple[str, Style]]) -> list[Segment]:
+    """One segment for neighbours that look the same: each costs the terminal some 40 bytes of colours."""
+    made: list[tuple[str, Style]] = []
+    for text, style in parts:
+        if not text:
+            continue
+        if made:
+            before, its = made[-1]
+            if style == its or (text.isspace() and _only_background(style, its)):
+                made[-1] = before + text, its
+                continue
+            if before.isspace() and _only_background(its, style):
+                made[-1] = before + text, style
+                continue
+        made.append((text, style))
+    return [Segment(text, style) for text, style in made]
+
+
+def _only_background(blank: Style, other: Style) -> bool:
+    """Whether a space looks the same in both."""
+    drawn = (blank.underline, blank.reverse, blank.strike, other.underline, other.reverse, other.strike)
+    return blank.bgcolor == other.bgcolor and not any(drawn)
 
 
 class Panel(Widget, can_focus=True):
@@ -110,11 +135,9 @@ class Panel(Widget, can_focus=True):
         line = fit(self._lines[y], room) if y < len(self._lines) else EMPTY
         if not self.monitor.glyphs.braille:
             line = tuple([(in_ascii(text), role) for text, role in line])
-        segments = [Segment(text, styles(role, base)) for text, role in line]
-        room -= width(line)
-        if room > 0:
-            segments.append(Segment(" " * room, base))
-        return Strip(segments, self.size.width)
+        segments = [(text, styles(role, base)) for text, role in line]
+        segments.append((" " * (room - width(line)), base))
+        return Strip(joined(segments), self.size.width)
 
     def _filtered(self, style: Style) -> Style:
         """The style after Textual's line filters (NO_COLOR is one), computed once per role."""
