@@ -8,13 +8,11 @@ from itertools import accumulate
 
 import msgspec
 
+from gpumon.session.moments import CHECKPOINT, GROWTH, KINDS, LEAK, OOM, SHAPE
+from gpumon.session.moments import MOMENTS_MAX as MARKS_MAX
 from gpumon_agent import wire
 
-KINDS = OOM, CHECKPOINT, SHAPE, GROWTH, LEAK = "out of memory", "checkpoint", "new shape", "growth", "leak found"
-"""Of marks; new ones go last, for a block's flags count them."""
-
-MARKS_MAX = 64
-"""Of each kind but out of memory: with batches of many lengths each step may have a new shape."""
+__all__ = ["CHECKPOINT", "GROWTH", "KINDS", "LEAK", "MARKS_MAX", "OOM", "SHAPE", "Frame", "Index", "Mark", "Marks"]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

@@ -49,6 +49,10 @@ class Steps(Sequence[StepRecord]):
     def __iter__(self) -> Iterator[StepRecord]:
         return islice(self._records, self._start, self._stop)
 
+    def until(self, step: int) -> Steps:
+        """Those up to this step, without a copy."""
+        return Steps(self._records, self._start, self._start + bisect_right(self, step, key=lambda each: each.step))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (Steps, tuple)) and tuple(self) == tuple(other)
 
