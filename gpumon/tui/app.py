@@ -23,6 +23,7 @@ from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.tui.cursor import Cursor
 from gpumon.tui.feed import Ask, Feed, HostFeed, Machine, Pace, closing
 from gpumon.tui.home import Home
 from gpumon.tui.ingest import Tasks, take_events, take_host
@@ -39,6 +40,7 @@ from gpumon.tui.themes import NAMES, PALETTES, THEMES
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, WHOLE_RUN, Said, View, choose, newest_step
 from gpumon.tui.widgets.findings_strip import details_of
 from gpumon.tui.widgets.home_rows import HomePage
+from gpumon.tui.widgets.timeline import Timeline
 from gpumon_agent import wire
 
 TICK_S = 0.25
@@ -111,27 +113,30 @@ class MonitorApp(App[int]):
                 tooltip="Save this screen as an SVG picture in the current directory"),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="app.suspend",
                 tooltip="Back to the shell; fg continues"),
-        Binding("escape", "up", "Overview", show=False, id="app.up", tooltip="Back to the Overview"),
+        Binding("escape", "up", "Overview", show=False, id="app.up",
+                tooltip="Back to the newest step, or to the Overview"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
         Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",
                 tooltip="Replay twice as fast"),
         Binding("less_than_sign", "speed(0.5)", "Slower", show=False, id="replay.slower",
                 tooltip="Replay half as fast"),
         Binding("full_stop", "step(1)", "Step", id="replay.next", key_display=",/.",
-                tooltip="Replay one step more, and hold"),
+                tooltip="One step more, and hold; in a live run up to the newest, where it is live again"),
         Binding("comma", "step(-1)", "Step back", show=False, id="replay.previous",
-                tooltip="Replay: back by one step, and hold"),
+                tooltip="Back by one step, and hold: all panels of the Overview show that step"),
         Binding("right,shift+right", "page(1)", "Page", show=False, id="replay.page",
-                tooltip="Replay: forwards by 100 steps"),
+                tooltip="Forwards by one column of the plot, in a replay by 100 steps; with several ranks shift+right"),
         Binding("left,shift+left", "page(-1)", "Page back", show=False, id="replay.page_back",
-                tooltip="Replay: back by 100 steps"),
+                tooltip="Back by one column of the plot, in a replay by 100 steps; with several ranks shift+left"),
         Binding("right_square_bracket", "moment(1)", "Event", id="replay.event", key_display="[/]",
-                tooltip="Replay: to the next event: leak found, out of memory, growth, checkpoint, new shape"),
+                tooltip="To the next event: leak found, out of memory, growth, checkpoint, new shape"),
         Binding("left_square_bracket", "moment(-1)", "Event before", show=False, id="replay.event_before",
-                tooltip="Replay: to the event before"),
-        Binding("colon", "go_to", "Go to", id="replay.go", key_display=":", tooltip="Replay: to a step by its number"),
-        Binding("home", "start", "To the start", show=False, id="replay.start", tooltip="Replay: to the first step"),
-        Binding("end", "finish", "To the end", show=False, id="replay.end", tooltip="Replay: to the last step"),
+                tooltip="To the event before"),
+        Binding("colon", "go_to", "Go to", id="replay.go", key_display=":", tooltip="To a step by its number"),
+        Binding("home", "start", "To the start", show=False, id="replay.start",
+                tooltip="To the first step that is kept"),
+        Binding("end", "finish", "To the end", show=False, id="replay.end",
+                tooltip="Replay: to the last step; back to live from a past step"),
     ]  # fmt: skip
 
     def __init__(
@@ -160,6 +165,9 @@ class MonitorApp(App[int]):
         """Called at the feed's end for a log message."""
         self._playback = Playback(recording, pace or Pace()) if recording is not None else None
         self.view = View(Frame(0, ()), position=self._playback.position if self._playback is not None else None)
+        self._live = self.view
+        """The newest state, also while the view is of a past step."""
+        self._cursor = Cursor()
         self._feed = feed
         self._host = host
         self._asker = asker
@@ -186,7 +194,7 @@ class MonitorApp(App[int]):
         self._before_home = self.DEFAULT_MODE
         self._home: Home | None = None
         if machine is not None:
-            self._home = Home(machine, self._tasks, self._small_store, clock, lambda: self.view, self._home_changed)
+            self._home = Home(machine, self._tasks, self._small_store, clock, lambda: self._live, self._home_changed)
         for theme in THEMES:
             self.register_theme(theme)
         self.colourless = self.no_color
@@ -237,7 +245,7 @@ class MonitorApp(App[int]):
 
     def _alive(self) -> list[int]:
         beside = self._home.pids() if self._home is not None else []
-        return [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"] + beside
+        return [rank.hello.pid for rank in self._live.frame.ranks if rank.status != "ended"] + beside
 
     async def on_unmount(self) -> None:
         await self._tasks.stop()
@@ -250,7 +258,7 @@ class MonitorApp(App[int]):
         def show(store: SessionStore) -> None:
             if store is not self._store:
                 self._store, self._reporter = store, Reporter()
-                self.view = replace(self.view, answer=NOBODY)
+                self._live = self.view = replace(self._live, answer=NOBODY)
             self.redraw()
 
         await playback.run(self._store, self._new_store, show, at_end)
@@ -298,21 +306,23 @@ class MonitorApp(App[int]):
 
     def _show(self, *, calm: bool) -> None:
         if not self._paused:
-            shown = self.view.rank.source if self.view.rank is not None and not calm else None
+            shown = self._live.rank.source if self._live.rank is not None and not calm else None
             frame = self._store.frame(self._clock(), shown)
             self._note_changes(frame)
             for text in self._changes.answers(frame):  # the agent's message is already in the log
                 self.toast(text)
             if calm and self._seen is not None:
                 self._seen(frame)
-            reports, answered = self.view.reports, self.view.answer
+            reports, answered = self._live.reports, self._live.answer
             if calm:
                 due = self._due(frame)
                 reports = self._reporter.report(frame, due, self._shown(frame) if due is not None else None)
                 answered = answer(frame, reports, answered)
-            self.view = self._look_at(frame, reports, answered)
-        elif self.view.paused != self._paused:
-            self.view = self._look_at(self.view.frame, self.view.reports, self.view.answer)
+                self._cursor.note(frame, reports)
+            self._live = self._look_at(frame, reports, answered)
+        elif self._live.paused != self._paused:
+            self._live = self._look_at(self._live.frame, self._live.reports, self._live.answer)
+        self.view = self._cursor.shown(self._live) if self.current_mode == "overview" else self._live
         stack = self.screen_stack
         if not stack:  # a last tick while the app shuts down
             return
@@ -354,7 +364,8 @@ class MonitorApp(App[int]):
             self.say(text)
         shown = next((r for r in frame.ranks if r.source == self._source), None)
         if self._source is not None and shown is None and frame.ranks:
-            was = self.view.rank
+            self._cursor.finish()
+            was = self._live.rank
             same = [r for r in frame.ranks if was is not None and r.hello.rank == was.hello.rank]
             self._source = (same or list(frame.ranks))[0].source
 
@@ -362,7 +373,7 @@ class MonitorApp(App[int]):
 
     def zoom(self, by: int) -> None:
         """Fewer (−1) or more (+1) steps in the timeline."""
-        steps = self.view.rank.steps if self.view.rank is not None else ()
+        steps = self._live.rank.steps if self._live.rank is not None else ()
         shown = min(self._span, steps[-1].step - steps[0].step + 1 if steps else self._span)
         closer = max((span for span in SPANS if span < shown), default=SPANS[0])
         wider = min((span for span in SPANS if span > self._span), default=SPANS[-1])
@@ -428,11 +439,12 @@ class MonitorApp(App[int]):
             if self._following is not None:
                 self._following.cancel()
             self._store, self._reporter, self._changes = self._new_store(), Reporter(), StatusLog()
-            self.view, self.failure, self._paused = View(Frame(0, ())), None, False
+            self._live = self.view = View(Frame(0, ()))
+            self._cursor, self.failure, self._paused = Cursor(), None, False
             self._source, self._device = source, device
             self.action_mode("overview")
             self._listen(chosen.feed)
-        elif any(rank.source == source for rank in self.view.frame.ranks):
+        elif any(rank.source == source for rank in self._live.frame.ranks):
             self._source, self._device = source, device
             self.leave_home()
         else:
@@ -487,7 +499,7 @@ class MonitorApp(App[int]):
 
     def _again(self) -> None:
         if self._paused:
-            self.view = self._look_at(self.view.frame, self.view.reports, self.view.answer)
+            self._live = self._look_at(self._live.frame, self._live.reports, self._live.answer)
         self.redraw()
 
     def action_leave(self) -> None:
@@ -547,7 +559,10 @@ class MonitorApp(App[int]):
         self.tell(f"Saved {file}")
 
     def action_up(self) -> None:
-        self.action_mode("overview")
+        if self._can_look_back and self._cursor.step is not None:
+            self.action_finish()
+        else:
+            self.action_mode("overview")
 
     def toast(self, text: str) -> None:
         """Shows a message over the screen, instead of the one before."""
@@ -569,20 +584,38 @@ class MonitorApp(App[int]):
             self._playback.finish()
         elif self._pace is not None:
             self._pace.finish()
-
-    def action_start(self) -> None:
-        self._go_to(0)
-
-    def action_step(self, by: int) -> None:
-        if self._playback is not None:
-            self._playback.go_by(by)
+        else:
+            self._cursor.finish()
             self.redraw()
 
+    @property
+    def _can_look_back(self) -> bool:
+        """Whether past steps of a live run can be shown here."""
+        live = self._pace is None and self.current_mode == "overview" and len(self.screen_stack) == 1
+        return live and self._live.rank is not None and bool(self._live.rank.steps)
+
+    def action_start(self) -> None:
+        self.go_to_step(0)
+
+    def action_step(self, by: int) -> None:
+        (self._playback or self._cursor).go_by(by)
+        self.redraw()
+
     def action_page(self, by: int) -> None:
-        self.action_step(by * PAGE_STEPS)
+        if self._playback is not None:
+            self.action_step(by * PAGE_STEPS)
+            return
+        plot = self.screen.query_one(Timeline)
+        beside = plot.beside(self._cursor.step, by)
+        if beside is not None:
+            self.go_to_step(beside)
+        elif by > 0 and plot.drawn:
+            self.action_finish()
+        else:
+            self.action_step(by)
 
     def action_moment(self, by: int) -> None:
-        found = self._playback.go_to_moment(by) if self._playback is not None else None
+        found = (self._playback or self._cursor).go_to_moment(by)
         if found is None:
             self.toast(f"No event {'after' if by > 0 else 'before'} this step is known.")
         self.redraw()
@@ -593,18 +626,38 @@ class MonitorApp(App[int]):
         self.push_screen(GotoScreen(), self._go_to)
 
     def _go_to(self, step: int | None) -> None:
-        if self._playback is not None and step is not None:
+        steps = self._live.rank.steps if self._live.rank is not None else ()
+        if step is None:
+            return
+        if self._playback is None and steps and step < steps[0].step:
+            self.toast(f"The oldest step that is kept in full is {steps[0].step:,}.")
+        self.go_to_step(step)
+
+    def go_to_step(self, step: int) -> None:
+        """A replay goes there and holds; of a live run it is shown while new ones arrive."""
+        if self._playback is not None:
             self._playback.pace.hold(True)
             self._playback.go(step)
-            self.redraw()
+        elif self._can_look_back:
+            self._cursor.go(step)
+        self.redraw()
+
+    def explain(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
+        from gpumon.tui.screens.help import FiguresScreen
+
+        self.push_screen(FiguresScreen(title, sums, terms))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ("speed", "finish"):
+        if action == "speed" or (action == "finish" and self._pace is not None):
             return self._pace is not None
+        if action == "finish":
+            return self._can_look_back and self._cursor.step is not None
         if action in ("step", "page", "moment", "go_to", "start"):
-            return self._playback is not None and len(self.screen_stack) == 1
+            return self._can_look_back or (self._playback is not None and len(self.screen_stack) == 1)
         if action == "theme":
             return not self.colourless
+        if action == "up" and self._can_look_back:
+            return self._cursor.step is not None
         if action == "up":
             return self.current_mode not in ("overview", "home") and not isinstance(self.screen, ModalScreen)
         if action == "copy":

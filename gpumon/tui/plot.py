@@ -14,6 +14,7 @@ from gpumon.tui.text_layout import Line, Span
 _FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # bits of 0–4 dots, left and right
 _DOT = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # one dot, counted from below
 UPRIGHT = ("┊", ":")  # with braille, and without
+CURSOR = ("┃", "!")
 
 SHORTEST = 10
 """Fewer values than this are not stretched over the full width."""
@@ -30,20 +31,63 @@ class Curve:
     sign: str = "#"  # used without braille
 
 
-def columns(points: Sequence[tuple[int, int, int | None]], first: int, last: int, count: int) -> list[int | None]:
-    """(from step, to step, value) as at most `count` dot columns of equally many steps, the maximum of each column.
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Which dot column shows which steps: at most `count` columns of equally many steps.
 
     Columns begin at multiples of their length, so that the plot moves by whole columns. Few steps are several wide.
     """
-    each = -(-(last - first + 1) // count)
-    base = first - first % each
-    made: list[int | None] = [None] * ((last - base) // each + 1)
+
+    first: int
+    last: int
+    count: int
+
+    @property
+    def each(self) -> int:
+        """Steps in a column."""
+        return -(-(self.last - self.first + 1) // self.count)
+
+    @property
+    def base(self) -> int:
+        return self.first - self.first % self.each
+
+    @property
+    def made(self) -> int:
+        """Columns, before they are widened."""
+        return (self.last - self.base) // self.each + 1
+
+    @property
+    def wide(self) -> int:
+        return max(1, self.count // max(SHORTEST, self.made)) if self.each == 1 else 1
+
+    @property
+    def _cut(self) -> int:
+        return max(0, self.made * self.wide - self.count)
+
+    def dot(self, step: int) -> int | None:
+        """The first column of a step; None: it is not shown."""
+        at = (step - self.base) // self.each * self.wide - self._cut
+        return at if self.first <= step <= self.last and 0 <= at < self.count else None
+
+    def steps(self, dot: int) -> tuple[int, int] | None:
+        """First and last step of a column; None: the plot ends before."""
+        at = (dot + self._cut) // self.wide
+        if dot < 0 or at >= self.made:
+            return None
+        begin = self.base + at * self.each
+        return max(begin, self.first), min(begin + self.each - 1, self.last)
+
+
+def columns(points: Sequence[tuple[int, int, int | None]], first: int, last: int, count: int) -> list[int | None]:
+    """(from step, to step, value) as dot columns (`Scale`), the maximum of each column."""
+    scale = Scale(first, last, count)
+    each, base, wide = scale.each, scale.base, scale.wide
+    made: list[int | None] = [None] * scale.made
     for begin, end, value in points:
         if value is not None:
             for at in range((max(begin, first) - base) // each, (end - base) // each + 1):
                 before = made[at]
                 made[at] = value if before is None or value > before else before
-    wide = max(1, count // max(SHORTEST, len(made))) if each == 1 else 1
     return [value for value in made for _ in range(wide)][-count:]
 
 
@@ -56,11 +100,12 @@ def plot(
     braille: bool,
     ceiling: int | None,
     uprights: Sequence[int] = (),
+    cursor: int | None = None,
 ) -> list[Line]:
     """`height` lines of `width` cells; the value `top` reaches the upper edge. Curves hold dot columns.
 
     In a cell with two curves the later one's colour wins. `ceiling` is a dashed horizontal line, each of `uprights`
-    (dot columns) a vertical one; both only in free cells.
+    (dot columns) a vertical one; both only in free cells. `cursor`: a cell that is marked from top to bottom.
     """
     dots = height * 4
     unit = dots / top if top > 0 else 0.0
@@ -99,6 +144,9 @@ def plot(
         for row in range(height):
             if cell < width and marks[row][cell] <= 0:
                 marks[row][cell], roles[row][cell], signs[row][cell] = -2, "warn", UPRIGHT[1]
+    if cursor is not None and 0 <= cursor < width:
+        for row in range(height):
+            marks[row][cursor], roles[row][cursor], signs[row][cursor] = -3, "key", CURSOR[1]
     return [_row(marks[r], roles[r], signs[r], braille) for r in range(height)]
 
 
@@ -107,7 +155,7 @@ def _row(marks: list[int], roles: list[str], signs: list[str], braille: bool) ->
     text, role = "", ""
     for mark, this, sign in zip(marks, roles, signs, strict=True):
         if mark < 0:
-            char = ("╌" if mark == -1 else UPRIGHT[0]) if braille else sign
+            char = {-1: "╌", -2: UPRIGHT[0], -3: CURSOR[0]}[mark] if braille else sign
         elif braille:
             char = chr(0x2800 + mark) if mark else " "
         else:

@@ -1,4 +1,4 @@
-"""Where a replay stands, for the line that shows it."""
+"""Where a replay stands, or which past step of a live run is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An event of the recording, as `]` finds it."""
+    """An event of the run, as `]` finds it."""
 
     kind: str
     step: int

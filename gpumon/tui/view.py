@@ -51,7 +51,9 @@ class View:
     cannot_ask: str | None = None
     """Why the shown rank's agent takes no requests; None: it does."""
     position: Position | None = None
-    """Of a replay."""
+    """Of a replay, or of the past step of a live run that is shown."""
+    now: View | None = None
+    """The newest state, while a past step of a live run is shown: of that step is only what this holds beside it."""
 
     @property
     def index(self) -> int | None:
@@ -105,7 +107,7 @@ def device_name(device: wire.Device | None) -> str:
 
 
 def newest_step(rank: RankFrame) -> int | None:
-    """The current step, as far as received."""
+    """The current step, as far as received, or the past one that is shown."""
     if rank.open_step is not None:
         return rank.open_step.step
     if rank.steps:

@@ -1,4 +1,4 @@
-"""`:` asks for a step of a replay."""
+"""`:` asks for a step of a replay, or for a past one of a live run."""
 
 from __future__ import annotations
 

@@ -293,6 +293,17 @@ class FindingScreen(_Popup):
         return action != "details" or details_of(self._found[self._at]) is not None
 
 
+class FiguresScreen(_Popup):
+    """Figures and terms that a panel gives, such as those of a clicked slice."""
+
+    def __init__(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
+        super().__init__()
+        self._page = title, sums, terms
+
+    def page(self) -> HelpText:
+        return ExplainPage(*self._page)
+
+
 class ExplainScreen(_Popup):
     """`e`: explains the focused panel."""
 

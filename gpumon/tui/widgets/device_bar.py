@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from textual.events import Click
+
 from gpumon.analysis.answer import of_rank
+from gpumon.analysis.job_findings import LEAKS, JobFinding, job_findings
 from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Forecast, HighestStep, Peak
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
+from gpumon.tui.glossary import TERMS
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.text_layout import Line, Span, fit, flow, left, spread
 from gpumon.tui.view import WHOLE_FROM, View, age, device_name, device_of
@@ -54,6 +58,7 @@ class Bars:
     holders: tuple[str, ...] = ()  # containers that hold `variables`, largest first
     leak: str = ""  # the variable that grows
     leaked: tuple[int, int] = (0, 0)  # bytes in it, part of `variables`: now, and at the peak
+    past: bool = False  # of a past step of a live run
 
 
 def bars(view: View) -> Bars:
@@ -76,11 +81,12 @@ def bars(view: View) -> Bars:
         device.highest, holders, held.by[0].container if held is not None else "",
         (held.at(newest), held.at(device.peak.step if device.peak is not None else newest)) if held is not None
         else (0, 0),
+        view.now is not None,
     )  # fmt: skip
 
 
 class DeviceBar(Panel):
-    """Two bars and a legend; on a short screen one bar."""
+    """Two bars and a legend; on a short screen one bar. A click on an owner explains it, or opens its finding."""
 
     NAME = "Device"
     CALM = True
@@ -111,8 +117,59 @@ class DeviceBar(Panel):
     def sums(self) -> list[str]:
         return sums(self._slice.now) if self._slice else []
 
+    def on_click(self, event: Click) -> None:
+        line = self._lines[event.y] if event.y < len(self._lines) else ()
+        name = owner_at(line, event.x)
+        if name is None or self._slice is None:
+            return
+        found = self._leak() if name == "leak" else None
+        if found is not None:
+            self.monitor.open_finding(found)
+        else:
+            label = LABELS.get(name, name)
+            term = "variables" if name == "leak" else label
+            title = self._slice.leak if name == "leak" else label.capitalize()
+            self.monitor.explain(title, part_sums(self._slice, name), (term,) if term in TERMS else ())
+
+    def _leak(self) -> JobFinding | None:
+        """The finding about the variable that grows."""
+        view = self.monitor.view
+        found = [
+            each
+            for each in job_findings(view.frame, view.reports)
+            if each.finding.code in LEAKS and view.rank is not None and view.rank.source in each.sources
+        ]
+        return next((each for each in found if each.finding.holder == self._slice.leak), next(iter(found), None))
+
     def draw(self, slice_: Bars, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return device_lines(slice_, width, height, glyphs, self.title_role)
+
+
+def owner_at(line: Line, x: int) -> str | None:
+    """The ledger's line whose slice, or place in the legend, is drawn at this cell."""
+    owner: str | None = None
+    at = 0
+    for text, role in line:
+        if role.startswith("line:"):
+            owner = role.removeprefix("line:")
+        elif not text.strip() or not role:
+            owner = owner if at + len(text) > x else None
+        at += len(text)
+        if x < at:
+            return owner or None
+    return None
+
+
+def part_sums(b: Bars, name: str) -> list[str]:
+    """An owner's bytes now and at the peak."""
+    then = "at this step's end" if b.past else "now"
+    at_peak = dict(apart(_peak_parts(b.peak, None), b.leaked[1])) if b.peak is not None else {}
+    at_end = dict(apart(parts(b.now, None), b.leaked[0])) if b.now is not None else {}
+    made = []
+    for when, there in ((then, at_end), ("at the peak", at_peak)):
+        if name in there:
+            made.append(f"{size(there[name])} {when} = {there[name]:,} B")
+    return made
 
 
 def sums(now: Breakdown | None) -> list[str]:
@@ -268,7 +325,8 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     full = _full_scale(b, now_shown, total)
     if b.now:
         cut = _cut(now_shown, full, total, inner, glyphs)
-        bar_rows.append(((" " + left("now", label), "dim"), *_marked(cut, _marks(b, glyphs), full, total, inner)))
+        head: Span = (" " + left("then" if b.past else "now", label), "dim")
+        bar_rows.append((head, *_marked(cut, _marks(b, glyphs), full, total, inner)))
     if b.peak is not None:
         shown = apart(_peak_parts(b.peak, b.capacity), b.leaked[1])
         bar_rows.append(((" " + left("peak", label), "dim"), *_cut(shown, full, total, inner, glyphs)))
@@ -276,6 +334,8 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     items += [((f"{mark.sign} ", mark.role), (mark.said, "dim")) for mark in _marks(b, glyphs)]
     if b.stale_s is not None:
         items.append(((f"driver's figures {age(b.stale_s)} old", "warn"),))
+    elif b.past and b.now is not None and b.now.total is None:
+        items.append((("the driver's figures of this step are not kept", "dim"),))
     legend = flow(items, room - 2, indent=1 + label)
     alive = _alive(b, label, room, glyphs)
     space = height - 1

@@ -19,7 +19,7 @@ class Heading:
     step: int | None
     phase: str | None
     speed: str
-    state: str  # live | silent | ended | finished | paused | waiting | replay
+    state: str  # live | silent | ended | finished | paused | waiting | replay | past
     torch: str | None
     device: str | None
     costs: str = ""  # what gpumon costs
@@ -43,17 +43,20 @@ def heading(view: View) -> Heading:
         state = "paused"
     elif view.frame.replaying and state == "live":
         state = "replay"
+    step, cost = newest_step(rank), own_cost(rank.heartbeat)
+    if view.now is not None and view.position is not None:
+        state, step, cost = "past", view.position.step, None  # what gpumon costs is known for now only
     device = device_of(view)
     return Heading(
         name=hello.name,
         who=who,
-        step=newest_step(rank),
+        step=step,
         phase=rank.heartbeat.phase if rank.heartbeat and rank.status != "ended" else None,
         speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s and not rank.goodbye else "",
         state=state,
         torch=hello.torch,
         device=device.name if device else None,
-        costs=cost.text if (cost := own_cost(rank.heartbeat)) is not None and cost.says_something else "",
+        costs=cost.text if cost is not None and cost.says_something else "",
     )
 
 
@@ -64,6 +67,7 @@ _STATES = {
     "finished": ("ended", "good", "finished"),
     "paused": ("paused", "warn", "paused"),
     "replay": ("now", "title", "replay"),
+    "past": ("paused", "warn", "past step"),
     "waiting": ("silent", "dim", "waiting"),
 }
 

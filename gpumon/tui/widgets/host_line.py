@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpumon.analysis.units import NOT_KNOWN, size
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, fit, flow
-from gpumon.tui.view import View, reading_of
+from gpumon.tui.view import View, age, reading_of
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
@@ -23,13 +23,20 @@ class HostFacts:
     gpu: str | None
     others: str | None
     why: str | None
+    past: str = ""  # of a past step: how old its figures are
+
+
+PAST_S = 3.0
+"""A past step's readings are this old without a word."""
+
+KEPT = "no reading of the driver is kept for this step"
 
 
 def host_facts(view: View) -> HostFacts | None:
     rank = view.rank
     if rank is None:
         return None
-    host = rank.host
+    host, past = rank.host, _past(view)
     process = next((p for p in host.processes if p.pid == rank.hello.pid), None) if host else None
     beat = rank.heartbeat.rss if rank.heartbeat else None
     rss = process.rss if process and process.rss is not None else beat
@@ -43,12 +50,25 @@ def host_facts(view: View) -> HostFacts | None:
         held = sum(c.rss or 0 for c in children)
         workers = f"{len(children)} worker{'s' if len(children) > 1 else ''} {size(held)}"
     if rank.hello.backend == "cpu":
-        return HostFacts(size(rss), pinned, cpu, workers, None, None, None)
+        return HostFacts(size(rss), pinned, cpu, workers, None, None, None, past)
     reading = reading_of(view)
+    if reading is None and view.now is not None and host is None:
+        return HostFacts(size(rss), pinned, cpu, workers, None, None, KEPT, past)
     if reading is None:
         why = (host.why if host else "no reading of this machine yet") or "the driver knows no device of this UUID"
-        return HostFacts(size(rss), pinned, cpu, workers, None, None, why)
-    return HostFacts(size(rss), pinned, cpu, workers, _gpu(reading), _others(reading, rank.hello.pid), None)
+        return HostFacts(size(rss), pinned, cpu, workers, None, None, why, past)
+    return HostFacts(size(rss), pinned, cpu, workers, _gpu(reading), _others(reading, rank.hello.pid), None, past)
+
+
+def _past(view: View) -> str:
+    """The age of the oldest figure at a past step."""
+    rank = view.rank
+    if view.now is None or rank is None:
+        return ""
+    read = [rank.unix_ns(rank.heartbeat.t_ns)] if rank.heartbeat is not None else []
+    read += [rank.host_unix_ns] if rank.host_unix_ns is not None else []
+    old = (view.frame.unix_ns - min(read)) / 1e9 if read else 0.0
+    return f"read {age(old)} before this step" if old > PAST_S else "at this step"
 
 
 _SENSORS = ("utilization_percent", "temperature_c", "power_mw")
@@ -100,15 +120,16 @@ class HostLine(Panel):
 def host_lines(h: HostFacts | None, room: int, height: int, title: str) -> list[Line]:
     if h is None:
         return []
+    text = "dim" if h.past else "text"
     items: list[Line] = [
-        ((" Host", title),),
-        (("RSS ", "dim"), (h.rss, "text")),
-        *([(("pinned ", "dim"), (h.pinned, "text"))] if h.pinned else []),
-        (("CPU ", "dim"), (h.cpu, "text")),
+        ((" Host", title), *([(f" {h.past}", "dim")] if h.past else [])),
+        (("RSS ", "dim"), (h.rss, text)),
+        *([(("pinned ", "dim"), (h.pinned, text))] if h.pinned else []),
+        (("CPU ", "dim"), (h.cpu, text)),
         ((h.workers, "dim"),),
     ]
     if h.gpu:
-        items.append((("GPU ", "dim"), (h.gpu, "text")))
+        items.append((("GPU ", "dim"), (h.gpu, text)))
     if h.others:
         items.append(((h.others, "dim"),))
     if h.why:

@@ -14,7 +14,7 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.finding")
-"""These come first, at the same place on every screen; then the screens, all jobs, the screen's own, a replay's."""
+"""These come first, at the same place on every screen; then the screens, all jobs, the steps, the screen's own."""
 
 
 class Key(NamedTuple):
@@ -56,6 +56,7 @@ def key_item(each: Key) -> Line:
 def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str], mode: str = "") -> tuple[Key, ...]:
     """Every shown and enabled binding, each action once, and that of the shown screen."""
     found: dict[str, Key] = {}
+    replayed = any(each.enabled and each.binding.id == "replay.faster" for each in active.values())
 
     def order(each: ActiveBinding) -> tuple[int, str]:
         binding = each.binding
@@ -65,6 +66,8 @@ def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str],
             return 50, binding.key
         if binding.id == "app.home":
             return 60, ""
+        if binding.id == "replay.next" or (replayed and (binding.id or "").startswith("replay.")):
+            return 65, ""
         return (99 if (binding.id or "").startswith("replay.") else 70), ""
 
     for each in sorted(active.values(), key=order):

@@ -99,7 +99,7 @@ def phases(view: View) -> PhasesData:
         seen = {(r.phase, r.index) for r in new}
         rest = [_past(r) for r in rows if (r.phase, r.index) not in seen]
         rows, step, running = new + rest, open_.step, True
-    live, live_s = _live(rank, view.frame.unix_ns)
+    live, live_s = _live(rank, view.frame.unix_ns) if view.now is None else (None, None)
     batch = closed.closed.input_shapes if closed is not None and closed.closed is not None and not running else ()
     return PhasesData(step, running, tuple(rows), live, live_s, every, batch)
 
@@ -150,7 +150,7 @@ def fold(rows: tuple[PhaseRow, ...]) -> tuple[PhaseRow, ...]:
 
 
 class PhaseTable(Panel):
-    """Phases of the newest step; the live one is marked."""
+    """Phases of the newest step, or of the past one that is shown; the live one is marked."""
 
     NAME = "Phases"
     TERMS = ("phase", "start", "peak", "end", "Δ", "time", "allocated", "step")

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import floor, log10
 
+from textual.events import Click
+
 from gpumon.analysis import ledger
 from gpumon.analysis.answer import clock
 from gpumon.analysis.types import KEPT
 from gpumon.analysis.units import UNITS, B, in_unit, size, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
-from gpumon.tui.plot import UPRIGHT, Curve, columns, plot
+from gpumon.tui.plot import UPRIGHT, Curve, Scale, columns, plot
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, fit, right, spread, width
 from gpumon.tui.view import WHOLE_FROM, View, device_of
@@ -60,6 +62,7 @@ class TimelineData:
     grows: int = 0  # bytes that are kept, per step
     full: str = ""  # when memory is full at that pace
     resident: bool = False  # the peaks are the process's resident memory: the allocator counts nothing
+    cursor: int | None = None  # the step that the other panels show, if it is a past one
 
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
@@ -112,7 +115,7 @@ def _at(readings: list[tuple[int, int]], rank: RankFrame, record: StepRecord) ->
 
 
 class Timeline(Panel):
-    """The plot; `+` and `-`, or the mouse's wheel, set the number of steps."""
+    """The plot; `+` and `-`, or the mouse's wheel, set the number of steps; a click goes to a step."""
 
     NAME = "Memory over the last steps"
     TERMS = ("allocated", "peak", "reserved", "device", "capacity", "step")
@@ -126,7 +129,8 @@ class Timeline(Panel):
 
     def show(self, view: View) -> None:
         """New steps are drawn only every second time, once per second: a moving plot is the most expensive widget."""
-        shown = (view.rank.source, view.rank.status) if view.rank else None, view.index, view.span, view.paused
+        at = view.position.step if view.now is not None and view.position is not None else None
+        shown = (view.rank.source, view.rank.status) if view.rank else None, view.index, view.span, view.paused, at
         if shown == self._shown and not self._waited:
             self._waited = True
             return
@@ -134,19 +138,26 @@ class Timeline(Panel):
         super().show(view)
 
     def pick(self, view: View) -> TimelineData:
+        cursor = None
+        if view.now is not None and view.position is not None:  # the whole run, with the past step marked in it
+            cursor = view.position.step
+            view = view.now
         if view.rank is None or view.index is None:
             return TimelineData((), view.span, None, False)
         device, described = view.device, device_of(view)
         points = self._series.follow(view.rank, view.index, described.uuid if described else None)
         last = points[-1].step if points else 0
-        shown = tuple([each for each in points if each.step > last - view.span])
+        newest = last
+        if cursor is not None and cursor <= last - view.span:
+            last = min(last, cursor + view.span // 2)
+        shown = tuple([each for each in points if last - view.span < each.step <= last])
         resident = bool(shown) and all(each.allocated_peak is None and each.reserved is None for each in shown)
         if resident:
             shown = tuple([replace(each, allocated_peak=each.rss) for each in shown])
         regimes = device.regimes if device and shown else ()
         failed = view.report is not None and view.report.oom is not None
         forecast = device.forecast if device and view.rank.status != "ended" and not failed else None
-        kept = forecast is not None and forecast.growth == KEPT and forecast.steps_to_oom is not None
+        kept = last == newest and forecast is not None and forecast.growth == KEPT and forecast.steps_to_oom is not None
         when = view.answer.when
         return TimelineData(
             shown,
@@ -157,7 +168,57 @@ class Timeline(Panel):
             (forecast.bytes_per_step or 0) if kept and forecast is not None else 0,
             f"full {clock(when)}" if kept and when is not None and when.unix is not None else "",
             resident,
+            cursor,
         )
+
+    def on_click(self, event: Click) -> None:
+        """The step of the clicked column: in a live run it is looked at, in a replay one goes there."""
+        step = self._step_in(event.x)
+        if step is not None:
+            self.monitor.go_to_step(step)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it shows columns."""
+        return self._layout() is not None
+
+    def beside(self, step: int | None, by: int) -> int | None:
+        """The step shown so many cells further; None: the plot shows nothing there. `step`: None for the newest."""
+        layout = self._layout()
+        if layout is None or not self._slice.points:
+            return None
+        here = self._slice.points[-1].step if step is None else step
+        dot = layout.scale.dot(here)
+        if dot is None:
+            return None
+        cell, way = dot // layout.per_cell, 1 if by > 0 else -1
+        at, left = layout.axis + cell, abs(by)
+        while layout.axis <= (at := at + way) < layout.axis + layout.room:
+            found = self._step_in(at)
+            if found is not None and (found - here) * way > 0:
+                left -= 1
+                if not left:
+                    return found
+        return None
+
+    def _layout(self) -> Layout | None:
+        width, height = self.size
+        return layout_of(self._slice, width, height, self.monitor.glyphs) if self._slice is not None else None
+
+    def _step_in(self, x: int) -> int | None:
+        """The step with the highest peak of those in the plot's column at `x`."""
+        layout = self._layout()
+        if layout is None or not 0 <= x - layout.axis < layout.room:
+            return None
+        dots = [(x - layout.axis) * layout.per_cell + at for at in range(layout.per_cell)]
+        spans = [span for dot in dots if (span := layout.scale.steps(dot)) is not None]
+        if not spans:
+            return None
+        first, last = spans[0][0], spans[-1][1]
+        there = [each for each in self._slice.points if each.step >= first and each.since <= last]
+        if not there:
+            return None
+        return int(max(there, key=lambda each: (each.allocated_peak or 0, each.step)).step)
 
     def on_mouse_scroll_up(self) -> None:
         self.monitor.zoom(-1)
@@ -177,26 +238,34 @@ def axis_top(highest: int) -> tuple[int, str, str]:
     return round(top * unit.bytes), f"{top:g}", f"{top / 2:g}"
 
 
-def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
-    signs = glyphs.lines
-    steps = h.points[-1].step - h.points[0].step + 1 if h.points else 0
-    head: list[Span] = [(" Memory", title)]
-    legend = [] if h.resident else ["reserved"]
-    if h.any_device:
-        legend.append("device")
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in the panel what is drawn."""
+
+    axis: int  # cells before the plot
+    room: int  # cells of the plot
+    rows: int
+    scale: Scale
+    per_cell: int  # dot columns
+    ahead: int  # steps after the newest, in which a leak is drawn on
+    newest: int
+    top: int
+    top_text: str
+    half_text: str
+    to_capacity: bool
+
+
+def layout_of(h: TimelineData, room: int, height: int, glyphs: Glyphs) -> Layout | None:
+    """None: there is nothing to draw, or no room."""
     highest = max((v for p in h.points for v in (p.allocated_peak, p.reserved, p.device) if v is not None), default=0)
     if not h.points or not highest:
-        what = "the allocator does not count on this device" if h.points else "no step closed yet"
-        return [tuple(head), ((f"   {what}", "dim"),)]
+        return None
     first, last = h.points[0].step, h.points[-1].step
     ahead = max(1, (last - first) // AHEAD) if h.grows else 0
     newest = next((p.allocated_peak for p in reversed(h.points) if p.allocated_peak is not None), None) or 0
     highest = max(highest, min(newest + ahead * h.grows, h.capacity or 0) if ahead else 0)
     to_capacity = h.capacity is not None and highest >= WHOLE_FROM * h.capacity
-    if to_capacity:
-        legend.append("capacity")
     top, top_text, half_text = axis_top(highest)
-    unit = unit_for(top)
     if to_capacity and h.capacity:
         top = max(h.capacity, highest)
         unit = unit_for(top)
@@ -204,12 +273,31 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     axis = max(AXIS_ROOM - 1, len(top_text) + 2)
     plot_room, rows = room - axis - 1, height - 2
     if rows < 2 or plot_room < 8:
+        return None
+    per_cell = 2 if glyphs.braille else 1
+    scale = Scale(first, last + ahead, per_cell * plot_room)
+    return Layout(axis, plot_room, rows, scale, per_cell, ahead, newest, top, top_text, half_text, to_capacity)
+
+
+def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    signs = glyphs.lines
+    steps = h.points[-1].step - h.points[0].step + 1 if h.points else 0
+    head: list[Span] = [(" Memory", title)]
+    if not any(v for p in h.points for v in (p.allocated_peak, p.reserved, p.device)):
+        what = "the allocator does not count on this device" if h.points else "no step closed yet"
+        return [tuple(head), ((f"   {what}", "dim"),)]
+    layout = layout_of(h, room, height, glyphs)
+    if layout is None:
         return [fit(head, room)]
+    axis, rows, top, scale, ahead = layout.axis, layout.rows, layout.top, layout.scale, layout.ahead
+    unit, first, last = unit_for(top), h.points[0].step, h.points[-1].step
+    legend = [] if h.resident else ["reserved"]
+    legend += ["device"] if h.any_device else []
+    legend += ["capacity"] if layout.to_capacity else []
     lines = [_head(head, steps, legend, signs, room, RESIDENT if h.resident else PEAK)]
-    dots = 2 * plot_room if glyphs.braille else plot_room
 
     def column(values: Iterable[tuple[int, int, int | None]]) -> tuple[int | None, ...]:
-        made = columns(list(values), first, last + ahead, dots)
+        made = columns(list(values), scale.first, scale.last, scale.count)
         return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
 
     known = [p.allocated_peak for p in h.points if p.allocated_peak is not None]
@@ -224,25 +312,26 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
         Curve("line:reserved", column((p.since, p.step, p.reserved) for p in h.points), sign="-"),
     ]
     if ahead:
-        coming = [(last + k, last + k, min(top, newest + k * h.grows)) for k in range(1, ahead + 1)]
+        coming = [(last + k, last + k, min(top, layout.newest + k * h.grows)) for k in range(1, ahead + 1)]
         curves.append(Curve("bad", column(coming), sign="/", dotted=True))
     begun = column((step, step, step) for step in h.regimes) if h.regimes else ()
     drawn = plot(
         curves,
         top,
-        plot_room,
+        layout.room,
         rows,
         braille=glyphs.braille,
-        ceiling=h.capacity if to_capacity else None,
+        ceiling=h.capacity if layout.to_capacity else None,
         uprights=[at for at, step in enumerate(begun) if step is not None and (not at or begun[at - 1] != step)],
+        cursor=_cell(layout, h.cursor),
     )
     edge = "┤" if glyphs.braille else "|"
     for i, row in enumerate(drawn):
-        text = {0: top_text, rows // 2: half_text if rows > 2 else "", rows - 1: "0"}.get(i, "")
+        text = {0: layout.top_text, rows // 2: layout.half_text if rows > 2 else "", rows - 1: "0"}.get(i, "")
         lines.append(((right(text, axis - 1), "dim"), (edge if text else "│" if glyphs.braille else "|", "rule"), *row))
     start, end = f"{' ' * axis}{first:,}", f"{h.full or f'{last:,}'} "
     notes = [f"{unit.name} by step", ""]
-    if h.capacity is not None and not to_capacity:
+    if h.capacity is not None and not layout.to_capacity:
         far = f"{h.capacity / top:.0f}{'×' if glyphs.braille else ' times'}"
         above = (f"capacity {size(h.capacity)} is {far} this height", f"capacity {size(h.capacity)}, {far} as high")
         notes = [f"{unit.name} by step · {above[0]}", f"{unit.name} · {above[0]}", above[0], above[1], *notes]
@@ -254,6 +343,11 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     note = next(n for n in notes if not n or width(((start + n, ""),)) + 3 + len(end) + 2 <= room)
     lines.append(spread([(f"{start}   {note}" if note else start, "dim")], [(end, "dim")], room))
     return lines
+
+
+def _cell(layout: Layout, step: int | None) -> int | None:
+    dot = layout.scale.dot(min(step, layout.scale.last)) if step is not None else None
+    return None if dot is None else dot // layout.per_cell
 
 
 PEAK = ("allocated peak", "peak", "peak")
