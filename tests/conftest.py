@@ -176,9 +176,10 @@ def as_init() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test starts meets neither the agents of other tests nor the size of somebody's terminal."""
+    """What a test starts meets neither the agents and files of other tests nor the size of somebody's terminal."""
     with tempfile.TemporaryDirectory(prefix="gm", ignore_cleanup_errors=True) as runtime:  # a socket's path: 107 bytes
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        monkeypatch.setenv("XDG_STATE_HOME", f"{runtime}/state")
         for size in ("LINES", "COLUMNS"):  # pytest-xdist's workers have them set
             monkeypatch.delenv(size, raising=False)
         yield

@@ -237,6 +237,24 @@ def _is_taken(path: Path) -> bool:
     return status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode)
 
 
+def open_kept(name: str) -> tuple[Path, int]:
+    """A directory that a logout does not empty, created if missing. The caller closes the descriptor.
+
+    It is `gpumon/NAME` in `$XDG_STATE_HOME`, by default in ~/.local/state. Raises Unavailable, or OSError.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # as the XDG specification demands
+        home = Path(os.environ.get("HOME", ""))
+        if not home.is_absolute() or not home.is_dir():
+            raise Unavailable("there is no home directory")
+        state = home / ".local" / "state"
+    for folder in reversed((state, *state.parents)):
+        if not folder.is_dir():
+            os.close(open_directory(folder, create=True))
+    os.close(open_directory(state / "gpumon", create=True))
+    return state / "gpumon" / name, open_directory(state / "gpumon" / name, create=True)
+
+
 def open_directory(path: Path, *, create: bool) -> int:
     """A descriptor of the directory at `path`, checked to be ours and closed to others. The caller closes it.
 

@@ -55,7 +55,8 @@ def written(rank: RankFrame) -> str:
     assert snapshot is not None
     if snapshot.path is None:
         return f"{_who(rank)}: {snapshot.why or 'no snapshot was written'}"
-    return f"{snapshot.path} ({size(snapshot.bytes)}, on {rank.hello.host}): open it at pytorch.org/memory_viz"
+    said = f"{snapshot.path} ({size(snapshot.bytes)}, on {rank.hello.host}): open it at pytorch.org/memory_viz"
+    return f"{said}; {snapshot.why}" if snapshot.why else said
 
 
 def _who(rank: RankFrame) -> str:

@@ -136,8 +136,9 @@ def _file(watched: Watched, runtime: Path) -> None:
     assert isinstance(told, wire.Snapshot)
     assert told.path is not None
     path = Path(told.path)
-    assert path.parent == runtime / "gpumon" / "oom"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    kept = runtime / "state" / "gpumon" / "snapshots"
+    assert (path.parent, told.why) == (kept, None)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, *path.parents[:3])] == [0o600, 0o700, 0o700, 0o700]
     assert path.stat().st_size == told.bytes
     data = path.read_bytes()
     assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= READ_BY_THE_PAGE

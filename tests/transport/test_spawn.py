@@ -465,6 +465,7 @@ def test_of_the_environment_it_has_what_it_needs(run: Run) -> None:
     ours = {
         "HOME": "/h", "USER": "u", "LANG": "C.UTF-8", "LC_TIME": "C", "TZ": "UTC", "TMPDIR": "/t", "TEMP": "/t",
         "TMP": "/t", "XDG_RUNTIME_DIR": "/run/u", "LD_LIBRARY_PATH": "/l", "GPUMON_NAME": "é\udcff", "PATH": "/usr/bin",
+        "XDG_STATE_HOME": "/s",
     }  # fmt: skip
     theirs = {"LD_PRELOAD": "/nowhere.so", "PYTHONPATH": "/p", "PYTHONHOME": "/p", "LD_AUDIT": "/a", "WANDB_KEY": "s"}
     found = run(f"""

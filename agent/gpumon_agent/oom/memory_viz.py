@@ -1,8 +1,10 @@
 """Writes a snapshot file for PyTorch's memory_viz page, as `torch.cuda.memory._dump_snapshot` does, in slices.
 
-The files are beside the out-of-memory reports (folder and permissions: see report_file); the newest `FILES_MAX` of all
-processes are kept. Nothing is unpickled. The pickle is joined from small ones (protocol 2, which every reader of the
-format knows), because pickling a large allocator at once would hold the GIL all that time.
+The file of an out-of-memory is beside its report (folder and permissions: see report_file). One that a viewer requests
+is in `gpumon/snapshots` of the user's state directory, which a logout does not empty (`endpoint.open_kept`); if nothing
+can be written there, it is beside the reports too, and `why` says so. In each folder the newest `FILES_MAX` of all
+processes are kept, at most `BYTES_MAX`. Nothing is unpickled. The pickle is joined from small ones (protocol 2, which
+every reader of the format knows), because pickling a large allocator at once would hold the GIL all that time.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from gpumon_agent.guard import pass_on, tolerate
 from gpumon_agent.oom import report_file
 
 FILES_MAX = 8
+BYTES_MAX = 256 * 2**20
+"""Of a folder's files together; the newest is kept whatever its size."""
+ABANDONED_S = 3600.0
+"""Age of a half-written file whose writer was killed."""
 BATCH = 100  # blocks per pickle: with fewer than 256 memo entries no rarer opcodes are needed
 _NAME = re.compile(r"snapshot-\d{13}-\d+\.pickle")
 
@@ -45,26 +51,41 @@ def _value(value: Any) -> bytes:
 
 
 class SnapshotWriter:
-    """Writes one file: `add` its pieces, then `end` it. Sets `path` and `size`, or `why` not."""
+    """Writes one file: `add` its pieces, then `end` it. Sets `path` and `size`, or `why` not.
 
-    def __init__(self, box: report_file.ReportFile) -> None:
+    `keep`: where a logout does not remove it. If that cannot be used, `why` is set beside `path`.
+    """
+
+    def __init__(self, box: report_file.ReportFile, *, keep: bool = False) -> None:
         self.path: str | None = None
         self.size = 0
         self.why: str | None = None
         self._name = f"snapshot-{time.time_ns() // 1_000_000:013d}-{os.getpid()}.pickle"
         self._file: IO[bytes] | None = None
-        try:
-            self._place, self._fd = box.directory()
-        except (OSError, endpoint.Unavailable) as reason:
-            pass_on(reason)
-            self.why = f"no snapshot on disk: {reason}"
+        refused = ""
+        for kept in (True, False) if keep else (False,):
+            try:
+                self._place, self._fd = box.kept("snapshots") if kept else box.directory()
+            except (OSError, endpoint.Unavailable) as reason:
+                pass_on(reason)
+                refused = refused or str(reason)
+                self.why = f"no snapshot on disk: {refused}"
+                continue
+            try:
+                self._file = self._draft()
+            except OSError as reason:
+                os.close(self._fd)
+                pass_on(reason)
+                refused = refused or f"{self._place}: {reason.strerror}"
+                self._failed(reason)
+                continue
+            self.why = f"it may be gone after you log out, because {refused}" if refused else None
             return
-        try:
-            self._file = os.fdopen(os.open(f".{self._name}", report_file.OPEN_NEW, 0o600, dir_fd=self._fd), "wb")
-        except OSError as reason:
-            os.close(self._fd)
-            pass_on(reason)
-            self._failed(reason)
+
+    def _draft(self) -> IO[bytes]:
+        out = os.open(f".{self._name}", report_file.OPEN_NEW, 0o600, dir_fd=self._fd)
+        os.fchmod(out, 0o600)  # regardless of the umask
+        return os.fdopen(out, "wb")
 
     def add(self, piece: bytes) -> None:
         if self._file is not None:
@@ -107,8 +128,16 @@ class SnapshotWriter:
 
 
 def _tidy(fd: int) -> None:
-    """Removes only files that match `_NAME`."""
-    names = sorted(name for name in os.listdir(fd) if _NAME.fullmatch(name))
-    for name in names[:-FILES_MAX]:
+    """Removes the oldest files that match `_NAME`, and abandoned drafts of them; no others."""
+    left = BYTES_MAX
+    listed = os.listdir(fd)
+    for at, name in enumerate(sorted((name for name in listed if _NAME.fullmatch(name)), reverse=True)):
         with tolerate(OSError):
-            os.unlink(name, dir_fd=fd)
+            left -= os.stat(name, dir_fd=fd, follow_symlinks=False).st_size
+            if at >= FILES_MAX or (at and left < 0):
+                os.unlink(name, dir_fd=fd)
+    for name in listed:
+        if name.startswith(".") and _NAME.fullmatch(name[1:]):
+            with tolerate(OSError):
+                if time.time() - os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime > ABANDONED_S:
+                    os.unlink(name, dir_fd=fd)

@@ -210,6 +210,10 @@ class ReportFile:
         finally:
             os.close(fd)
 
+    def kept(self, name: str) -> tuple[Path, int]:
+        """As `directory`, but where a logout removes nothing. For the helper: a home on a network may not answer."""
+        return self.directory() if self._named else endpoint.open_kept(name)
+
     def directory(self) -> tuple[Path, int]:
         """The folder for this process's files, created if missing. The caller closes the descriptor.
 

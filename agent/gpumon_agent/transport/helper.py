@@ -202,7 +202,7 @@ class Helper:
 
     def _write(self, piece: messages.Piece) -> None:
         if self._file is None:
-            self._file = SnapshotWriter(self._box)
+            self._file = SnapshotWriter(self._box, keep=True)
         self._file.add(piece.data)
         if piece.data:
             return

@@ -45,7 +45,10 @@ from gpumon_agent.guard import pass_on
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.transport.process import DESCRIPTOR
 
-KEPT = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR"}
+KEPT = {
+    "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR",
+    "XDG_STATE_HOME",
+}  # fmt: skip
 KEPT_PREFIXES = ("GPUMON_", "LC_")
 """The trainer's variables that the helper gets. LD_PRELOAD and PYTHON* are meant for the training alone."""
 

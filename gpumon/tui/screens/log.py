@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 
 from gpumon.analysis.job import ending
 from gpumon.analysis.units import size
@@ -86,9 +88,26 @@ class Log(Prose):
 
 class LogScreen(MonitorScreen):
     AUTO_FOCUS = "#log"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "copy_path", "Copy", id="log.copy",
+                tooltip="Copy the path of the newest snapshot; without one, the answer and finding"),
+    ]  # fmt: skip
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
         yield AnswerLine(id="answer")
         yield Log(tail=True, id="log")
         yield KeyLine(id="keys")
+
+    async def action_copy_path(self) -> None:
+        written = [
+            (rank.unix_ns(rank.snapshot.t_ns), rank.snapshot.path)
+            for rank in self.monitor.view.frame.ranks
+            if rank.snapshot is not None and rank.snapshot.path is not None
+        ]
+        if not written:
+            await self.run_action("app.copy")
+            return
+        _, path = max(written)
+        self.app.copy_to_clipboard(path)
+        self.notify(f"Copied {path}", markup=False)
