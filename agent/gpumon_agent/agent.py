@@ -178,6 +178,10 @@ class Agent:
             rang=self._rang,
             recording=self.accounts.history.on,
             census=self.ask_census,
+            owned=lambda device: self.accounts.owned_now(device, self.leaks.census.found),
+            walked=lambda: self.accounts.walked,
+            graph_to_come=lambda: self.accounts.graph_to_come,
+            await_graph=self._await_graph,
         )
 
     def _make_phases(self, opened_ns: int) -> Phases:
@@ -446,6 +450,13 @@ class Agent:
     def _rang(self) -> None:
         """There is a request: the next window that closes carries it out."""
         self.phases.request_waits = True
+
+    def _await_graph(self, awaited: bool) -> None:
+        """A map of the allocator's blocks waits for the end of a forward whose graph is read."""
+        self.accounts.map_awaited = awaited
+        if awaited:
+            self.phases.read_soon()
+            self.governor.sample_soon()
 
     def _carry_out(self) -> None:
         self.requests.carry_out()

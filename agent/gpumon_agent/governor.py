@@ -287,6 +287,10 @@ class Governor:
         self.quiet = False
         self.ledger = True
 
+    def sample_soon(self) -> None:
+        """The next step that is read is sampled."""
+        self._ledger_at = self.steps
+
     def _quiet_ns(self) -> float | None:
         return _median(self._quiet) if len(self._quiet) >= KNOWN_AFTER else None
 

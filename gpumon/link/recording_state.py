@@ -70,7 +70,8 @@ class State:
             each = tuple(parts(read.segments))
             for number, segments in enumerate(each):
                 about = read.device, read.number, read.step, read.phase, read.t_ns, read.reason
-                yield wire.Segments(*about, number, len(each), segments, read.spent_ns)
+                more = read.spent_ns, read.holders, read.walked
+                yield wire.Segments(*about, number, len(each), segments, *more)
         if rank.snapshot is not None:
             yield rank.snapshot
         if rank.oom is not None:

@@ -85,6 +85,8 @@ class SegmentsRecord:
     reason: str
     segments: tuple[wire.Segment, ...]
     spent_ns: int | None = None  # of the training thread's time
+    holders: tuple[wire.Holder, ...] = ()  # variables, by number of the blocks' owners
+    walked: bool | None = None  # autograd's graph was read with the owners
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,8 +227,9 @@ class Rank:
         if parts is not None:
             whole = tuple(segment for part in parts for segment in part.segments)
             self.segments[event.device] = SegmentsRecord(
-                event.device, event.number, event.step, event.phase, event.t_ns, event.reason, whole, event.spent_ns
-            )
+                event.device, event.number, event.step, event.phase, event.t_ns, event.reason, whole, event.spent_ns,
+                event.holders, event.walked,
+            )  # fmt: skip
 
     def _evidence(self, event: wire.Event) -> None:
         if isinstance(event, wire.Outlook):

@@ -56,10 +56,11 @@ class Watched:
         return asyncio.run(link.Asker([descriptor])(descriptor.nonce, what, *more))
 
     def asked(self, what: str, until: Callable[[wire.Event], bool]) -> wire.Event:
-        """Asks, lets steps go by, for a file goes out in pieces, and returns what a viewer then hears of it."""
+        """Asks, lets steps go by, and returns what a viewer then hears of it. A file goes out in pieces; blocks wait
+        for the end of a forward."""
         reply = self.ask(what)
         assert reply.accepted, reply
-        self.tell("steps 30" if what == wire.SNAPSHOT_FILE else "steps 1")
+        self.tell("steps 30" if what == wire.SNAPSHOT_FILE else "steps 8")
         return self.heard(until)
 
     def heard(self, until: Callable[[wire.Event], bool]) -> wire.Event:
@@ -93,6 +94,7 @@ def test_what_is_asked_for_is_done_between_two_phases(virtual_gpu: Any) -> None:
             time.sleep(0.02)
         watched = Watched(process, gpu)
         _blocks(watched)
+        _owners(watched)
         _file(watched, runtime)
         _refusals(watched)
         _out_of_memory(watched)
@@ -122,12 +124,44 @@ def _blocks(watched: Watched) -> None:
     assert record.spent_ns is not None
     assert record.reason == "asked"
     assert watched.tell("capture") == ["blocks"]  # not within a CUDA graph
-    watched.tell("steps 1")
+    watched.tell("steps 8")
     watched.heard(lambda e: isinstance(e, wire.Segments) and e.number > record.number)
     ran, on, off, count = watched.tell("collects")
     assert (on, off) == (True, False)
     assert count > 6000
     assert ran < 20  # a few before it is held and after: not one for every ten blocks
+
+
+def _owners(watched: Watched) -> None:
+    """The owners of blocks are those of the ledger of the same boundary.
+
+    To the byte for weights, gradients, optimizer state, activations and what a variable holds: all their sizes here are
+    multiples of 512 bytes, to which the allocator rounds, but for the loss, 4 bytes in a block of 512.
+    """
+    before = watched.rank.segments[0].number
+    assert watched.tell("accumulate") == 4
+    watched.asked(wire.BLOCKS, lambda e: isinstance(e, wire.Segments) and e.number > before and e.part == e.parts - 1)
+    watched.tell("steps 2")
+    (record,) = watched.rank.segments
+    watched.heard(lambda e: isinstance(e, wire.Synced))
+    (step,) = (each for each in watched.rank.steps if each.step == record.step)
+    boundary = max((e for e in step.phases if e.t_ns <= record.t_ns), key=lambda e: e.t_ns)
+    assert boundary.phase == "forward"  # all is alive there
+    (ledger,) = (e for e in step.ledgers if (e.phase, e.index) == ("forward", boundary.index) and not e.peak)
+    assert ledger.activations is not None
+    assert record.walked
+    kinds = allocator(record.segments, record.holders).totals.kinds
+    parameters = 4 * (2 * 256 * 1024 + 1024 + 256)
+    assert (ledger.weights, ledger.gradients, ledger.optimizer) == (parameters, parameters, 2 * parameters)
+    for line in ("weights", "gradients", "optimizer", "inputs"):
+        assert kinds[line] == getattr(ledger, line), line
+    losses = kinds["activations"] - ledger.activations
+    assert 0 <= losses <= 508, "blocks of 4 bytes"
+    assert [holder.text for holder in record.holders] == ["self.kept in steps()"]
+    assert (kinds["variables"], ledger.variables) == (3_000 * 512, 3_000 * 256)
+    named = {line: kinds[line] for line in wire.BLOCK_OWNERS if line in kinds}
+    assert ledger.allocated == sum(named.values()) + kinds.get("unowned", 0)
+    assert kinds.get("unowned", 0) == 0, kinds
 
 
 def _file(watched: Watched, runtime: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from synthetic import Run
 
+from gpumon.link.recording_state import State
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
@@ -21,13 +22,18 @@ def store_of(*events: wire.Event) -> SessionStore:
 
 
 def segment(blocks: int, address: int = 0) -> wire.Segment:
-    return wire.Segment(address, 512 * blocks, True, 0, blocks=tuple((512, i % 3) for i in range(blocks)))
+    blocks_ = tuple((512, i % 3) for i in range(blocks))
+    return wire.Segment(address, 512 * blocks, True, 0, blocks=blocks_, owners=bytes(i % 131 for i in range(blocks)))
 
 
 def test_segments_are_cut_to_frames_and_put_together_again() -> None:
     many = 3 * wire.BLOCKS_PER_PART + 5
     cut = list(wire.parts([segment(3), segment(many, 1 << 40), segment(0, 1 << 41)]))
-    messages = [wire.Segments(0, 4, 7, "backward", 1, "asked", at, len(cut), part) for at, part in enumerate(cut)]
+    holders = tuple(wire.Holder(f"x{at}[*]", "local", "train.py:9", 1, "main") for at in range(wire.BLOCK_HOLDERS_MAX))
+    messages = [
+        wire.Segments(0, 4, 7, "backward", 1, "asked", at, len(cut), part, 5, holders, True)
+        for at, part in enumerate(cut)
+    ]
     assert all(len(wire.encode_event(message)) <= wire.EVENT_BYTES_MAX for message in messages)
     store = store_of(*reversed(messages[1:]))
     assert store.frame(2).ranks[0].segments == ()
@@ -42,6 +48,31 @@ def test_segments_are_cut_to_frames_and_put_together_again() -> None:
         (part.offset, sum(size for size, _ in part.blocks)) for part in record.segments if part.address == 1 << 40
     ]
     assert [offset for offset, _ in offsets] == [sum(size for _, size in offsets[:at]) for at in range(len(offsets))]
+    assert all(len(part.owners) == len(part.blocks) for part in record.segments)
+    assert b"".join(part.owners for part in record.segments) == segment(3).owners + segment(many).owners
+    assert (record.holders, record.walked) == (holders, True)
+    state = State()  # what a recording repeats where a reader may begin
+    for received in PICTURE:
+        state.take(received)
+    again = SessionStore()
+    for event in messages:
+        state.take(wire.Received(SOURCE, 1, event))
+    for received in state.messages(2):
+        again.apply(received)
+    assert again.frame(2).ranks[0].segments == (record,)
+
+
+def test_a_part_with_the_longest_of_everything_fits_a_frame() -> None:
+    wide = "\N{MUSICAL SYMBOL G CLEF}" * wire.TEXT_CHARS_MAX
+    holders = (wire.Holder(wide, "attribute", wide, 1 << 60, wide),) * wire.BLOCK_HOLDERS_MAX
+    least, most = -(1 << 63), 1 << 60
+    each = wire.BLOCKS_PER_PART // wire.SEGMENTS_PER_PART
+    segments = tuple(
+        wire.Segment(least, most, False, least, most, True, True, ((most, 255),) * each, b"\xff" * each)
+        for _ in range(wire.SEGMENTS_PER_PART)
+    )
+    whole = wire.Segments(4095, 1 << 31, 1 << 53, wide, least // 2, wide, 1 << 20, 1 << 20, segments, 1 << 62, holders)
+    assert len(wire.encode_event(whole)) <= wire.EVENT_BYTES_MAX
 
 
 def test_the_newest_census_checkpoint_outlook_and_snapshot_stand() -> None:

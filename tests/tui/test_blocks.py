@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from textual import events
 
 from gpumon.analysis.blocks import (
+    KINDS,
+    OWNERLESS,
     AllocatorMap,
     allocator,
     cell_bytes,
@@ -16,9 +19,10 @@ from gpumon.analysis.blocks import (
     verdict,
     where,
 )
+from gpumon.session.frame import SegmentsRecord
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
-from gpumon.tui.widgets.block_lines import Map, map_lines, mark
+from gpumon.tui.widgets.block_lines import Map, look, map_lines, mark, spot
 from gpumon.tui.widgets.block_map import BlockMap
 from gpumon_agent import wire
 
@@ -54,7 +58,7 @@ def test_blocks_beyond_their_segments_end_are_left_out(beyond: tuple[int, int]) 
     state, size = beyond
     found = allocator([wire.Segment(0, MIB, True, 0, blocks=((MIB // 2, USED), (MIB // 2, FREE), (size, state)))])
     assert (found.totals.reserved, found.totals.blocks) == (MIB, 2)
-    assert [sum(cell) for cell in cells(found.pools[0], MIB // 4)] == [MIB // 4] * 4
+    assert [sum(cell.values()) for cell in cells(found.pools[0], MIB // 4)] == [MIB // 4] * 4
 
 
 def test_a_request_looks_into_the_pool_of_its_size() -> None:
@@ -70,8 +74,9 @@ def test_the_map_fits_and_keeps_every_byte(width_: int, height: int) -> None:
     each = cell_bytes(found, width_, height)
     made = [cells(pool, each) for pool in found.pools]
     assert sum(-(-len(row) // width_) for row in made) <= height
-    assert [sum(map(sum, row)) for row in made] == [pool.totals.reserved for pool in found.pools]
-    assert all(sum(cell) <= each for row in made for cell in row)
+    each_row = [[sum(cell.values()) for cell in row] for row in made]
+    assert [sum(row) for row in each_row] == [pool.totals.reserved for pool in found.pools]
+    assert all(cell <= each for row in each_row for cell in row)
 
 
 def test_a_segment_is_found_in_the_map() -> None:
@@ -81,13 +86,13 @@ def test_a_segment_is_found_in_the_map() -> None:
 
 
 def test_a_cell_says_what_most_of_it_is() -> None:
-    assert [
-        mark(cell, UNICODE)[0]
+    states = ("allocated", "waiting", "inactive split", "unused")
+    made = [
+        dict(zip(states, cell, strict=True))
         for cell in ((9, 0, 0, 0), (9, 0, 3, 0), (3, 0, 9, 0), (0, 0, 9, 0), (0, 0, 0, 9), (0, 9, 1, 0))
-    ] == list("█▓▒░·▞")
-    assert [
-        mark(cell, ASCII)[0] for cell in ((9, 0, 0, 0), (9, 0, 3, 0), (3, 0, 9, 0), (0, 0, 9, 0), (0, 0, 0, 9))
-    ] == list("#%+-.")
+    ]
+    assert [mark(cell, UNICODE)[0] for cell in made] == list("█▓▒░·≈")
+    assert [mark(cell, ASCII)[0] for cell in made] == list("#%+-.w")
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
@@ -99,6 +104,118 @@ def test_lines_keep_their_room(new_run, store_of, glyphs: Any) -> None:
             lines = map_lines(shown, (0, 2), room, height, glyphs, "strong")
             assert len(lines) <= height
             assert all(width(line) <= room for line in lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- the owners
+
+NUMBERS = {line: number for number, line in enumerate(wire.BLOCK_OWNERS)}
+HOLDERS = (wire.Holder("cache[*]", "global", "train.py:9"), wire.Holder("ema", "local", "train.py:5", 1, "main"))
+
+
+def owned_by(*owners: tuple[int, int | str | None], address: int = 0, **how: Any) -> wire.Segment:
+    """A segment of blocks (MiB; an owner, a number, or None: free)."""
+    return wire.Segment(
+        address << 40, sum(size for size, _ in owners) * MIB, False, 0,
+        blocks=tuple((size * MIB, FREE if owner is None else USED) for size, owner in owners),
+        owners=bytes(NUMBERS[owner] if isinstance(owner, str) else owner or 0 for _, owner in owners), **how,
+    )  # fmt: skip
+
+
+OWNED = (
+    owned_by((30, "weights"), (4, ""), (8, "gradients"), (2, None), (20, "optimizer"), (16, "activations")),
+    owned_by((64, 128), (8, 129), (4, "variables"), (4, None), address=1),
+    owned_by((24, None), address=2),
+    owned_by((22, "buffers"), (22, "buckets"), (22, "inputs"), (22, "workspaces"), (22, "checkpoints"),
+             (22, "other_models"), address=3),
+)  # fmt: skip
+
+
+def shown_of(segments: Any, *, walked: bool | None = True, leaking: tuple[str, ...] = ("cache",)) -> Map:
+    record = SegmentsRecord(0, 0, 7, "backward", 1, "asked", tuple(segments), 5, HOLDERS, walked)
+    return Map("cuda:0", record, allocator(segments, HOLDERS, leaking), unix_ns=10**18)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_every_allocated_byte_has_one_owner(cut: bool) -> None:
+    many = wire.Segment(9 << 40, 8192 * 512, True, 0, blocks=((512, USED),) * 8192, owners=bytes([1, 2, 128, 0] * 2048))
+    parts = [part for some in wire.parts((*OWNED, many)) for part in some] if cut else (*OWNED, many)
+    found = allocator(parts, HOLDERS, ("cache",))
+    kinds = dict(found.totals.kinds)
+    free = [kinds.pop("inactive split"), kinds.pop("unused")]
+    assert free == [6 * MIB, 24 * MIB]
+    assert sum(kinds.values()) == found.totals.allocated
+    assert {kind: size // MIB for kind, size in kinds.items()} == {
+        "weights": 31, "unowned": 5, "gradients": 8, "optimizer": 20, "activations": 16, "leak": 65, "variables": 12,
+        "buffers": 23, "buckets": 22, "inputs": 22, "workspaces": 22, "checkpoints": 22, "other_models": 22,
+    }  # fmt: skip
+    assert allocator(parts, HOLDERS).totals.kinds["variables"] == 77 * MIB, "nothing grows"
+
+
+def test_a_number_of_a_newer_agent_is_an_owner_without_a_name_and_an_older_agent_has_none() -> None:
+    newer = allocator([owned_by((3, 99), (2, 200))])
+    assert dict(newer.totals.kinds) == {"unowned": 5 * MIB}
+    older = allocator(SEGMENTS)
+    assert (newer.owned, older.owned) == (True, False)
+    assert {"allocated", "waiting"} <= older.totals.kinds.keys() <= {*OWNERLESS}
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+@pytest.mark.parametrize(("room", "height"), [(120, 34), (80, 19)])
+def test_every_sign_of_the_map_is_in_the_legend_and_no_two_owners_share_one(
+    glyphs: Any, room: int, height: int
+) -> None:
+    signs = [look(kind, glyphs)[0] for kind in KINDS if kind != "allocated"]
+    assert len({*signs}) == len(signs)
+    for segments in (OWNED, SEGMENTS):
+        lines = map_lines(shown_of(segments), (0, 0), room, height, glyphs, "strong")
+        text = plain(lines)
+        first = next(at for at, line in enumerate(text.splitlines()) if "pool, stream" in line)
+        drawn = {sign for line in lines[first:-3] for part, role in line for sign in part if role.startswith("line:")}
+        assert len(drawn) > 3
+        legend = "\n".join(text.splitlines()[:first])
+        assert all(f"{sign} " in legend for sign in drawn), drawn
+        assert ("a cell shows what most of it is" in legend) is (segments is OWNED)
+    assert "weights 30.0 MiB" in plain(map_lines(shown_of(OWNED), (0, 0), room, height, glyphs, "strong"))
+
+
+def test_the_details_say_whose_the_segment_is() -> None:
+    def details(segment: int, **how: Any) -> str:
+        lines = plain(map_lines(shown_of(OWNED, **how), (0, segment), 80, 24, UNICODE, "strong")).splitlines()
+        at = next(at for at, line in enumerate(lines) if line.startswith(" segment "))
+        return " ".join(" ".join(lines[at + 1 :]).split())
+
+    assert details(0) == (
+        "6 blocks: 30.0 MiB weights, 20.0 MiB optimizer, 16.0 MiB activations, 8.00 MiB gradients, 4.00 MiB unowned, "
+        "2.00 MiB free, largest free block 2.00 MiB"
+    )
+    assert "64.0 MiB leak (cache), 12.0 MiB variables (ema), 4.00 MiB free" in details(1)
+    assert "76.0 MiB variables (cache, ema)" in details(1, leaking=())
+    assert details(2) == "1 block: 24.0 MiB unused"
+    assert "4.00 MiB unowned or activations" in details(0, walked=False)
+
+
+def test_a_place_on_the_map_is_the_segment_that_is_drawn_there() -> None:
+    for segments in (OWNED, SEGMENTS):
+        for room, height in ((120, 34), (80, 19), (60, 10)):
+            shown = shown_of(segments)
+            assert shown.found is not None
+            for number, pool in enumerate(shown.found.pools):
+                for at in range(len(pool.segments)):
+                    lines = map_lines(shown, (number, at), room, height, UNICODE, "strong")
+                    texts = [plain([line]) for line in lines]
+                    first = next(y for y, text in enumerate(texts) if "pool, stream" in text)
+                    end = next(y for y, text in enumerate(texts) if text.startswith(" segment "))
+                    marked = [
+                        (x, y)
+                        for y in range(first, end)
+                        for x, role in enumerate(role for text, role in lines[y] for _ in text)
+                        if role == "strong" and "pool" not in texts[y]
+                    ]
+                    found = [spot(shown, (number, at), room, height, UNICODE, x, y) for x, y in marked]
+                    assert all(each is not None and each[0] == number for each in found)
+                    assert (number, at) in found or len(found) == 1, "it fills most of a cell, or is a part of one"
+                    assert found[1:-1] == [(number, at)] * len(found[1:-1])
+    assert spot(shown_of(OWNED), (0, 0), 120, 34, UNICODE, 1, 12) is None, "left of the map"
 
 
 # --------------------------------------------------------------------------------------------------------- the verdict
@@ -218,6 +335,45 @@ async def test_only_a_key_and_a_failure_are_answered_over_the_screen(app_of, new
         assert [each.message for each in app._notifications] == ["blocks: CUDA has not begun"]
 
 
+async def test_a_click_selects_a_segment_and_the_wheel_the_next(app_of, new_run, settled) -> None:
+    run = new_run().usual()
+    run.say(wire.Segments(0, 1, 12_433, "backward", run.t_ns, "asked", 0, 1, OWNED, 5, HOLDERS, True))
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("6")
+        await settled(pilot)
+        panel = app.screen.query_one(BlockMap)
+        lines = [plain([line]) for line in panel._lines]
+        y = next(at for at, line in enumerate(lines) if "large pool, stream 0" in line) + 1
+        assert "segment 1 of 4  80.0 MiB" in text_of(app)
+        pool = panel._found.pools[0]
+        for at in (1, 3, 0, 2):
+            place = next(
+                (x, row)
+                for row in range(y, len(lines))
+                for x in range(3, 119)
+                if spot(panel._slice, panel._at, *panel.size, UNICODE, x, row) == (0, at)
+            )
+            await pilot.click(BlockMap, offset=place)
+            await settled(pilot)
+            assert f"segment {at + 1} of 4  {pool.segments[at].bytes // MIB}.0 MiB at" in text_of(app)
+        assert "1 block: 24.0 MiB unused" in text_of(app)
+        assert panel.has_focus
+        panel.post_message(wheel(events.MouseScrollUp, panel))
+        await settled(pilot)
+        assert "76.0 MiB variables (cache, ema), 4.00 MiB free" in text_of(app)
+        panel.post_message(wheel(events.MouseScrollDown, panel))
+        await settled(pilot)
+        assert "1 block: 24.0 MiB unused" in text_of(app)
+        await pilot.click(BlockMap, offset=(0, 0))
+        assert "1 block: 24.0 MiB unused" in text_of(app), "nothing is there"
+
+
+def wheel(kind: Any, panel: Any) -> Any:
+    return kind(panel, 50, 15, 0, 0, 0, shift=False, meta=False, ctrl=False)
+
+
 async def test_a_replay_is_not_asked(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -260,7 +416,7 @@ async def test_the_map_is_asked_for_by_key_and_gone_through_once(app_of, new_run
         assert drawn == []
         assert panel._found is found
         await pilot.press("f")
-        assert "1 block: unused 1.00 GiB" in text_of(app)
+        assert "1 block: 1.00 GiB unused" in text_of(app)
         await pilot.press("down", "down", "right", "left", "left", "up", "e")
         await settled(pilot)
         assert "fragmentation 18 % = inactive split" in text_of(app)

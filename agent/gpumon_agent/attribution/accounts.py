@@ -18,7 +18,7 @@ from torch import Tensor
 from gpumon_agent import wire
 from gpumon_agent.allocator import Reading
 from gpumon_agent.attribution.activations import REST_MAX, Activations
-from gpumon_agent.attribution.block_owners import BlockOwners
+from gpumon_agent.attribution.block_owners import BlockOwners, Found, Owned
 from gpumon_agent.attribution.caller_frames import made
 from gpumon_agent.attribution.cost_accounting import NO_COLLECTION, Booked, Cost
 from gpumon_agent.attribution.graph import Places
@@ -27,6 +27,7 @@ from gpumon_agent.attribution.inventory import Inventory, claim
 from gpumon_agent.attribution.layers import LayerLedger
 from gpumon_agent.attribution.peak_breakdown import PeakBreakdowns
 from gpumon_agent.attribution.rolling import Rolling
+from gpumon_agent.attribution.saving import READABLE
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.attribution.variables import NOTHING, Variables
 from gpumon_agent.attribution.workspaces import Workspaces, tracks_blocks
@@ -51,6 +52,7 @@ class LoadedCheckpoints(Protocol):
     loads: list[Any]
 
     def claim(self, device: int, claimed: set[int]) -> int: ...
+    def storages(self) -> list[Any]: ...
 
 
 class Accounts:
@@ -72,6 +74,8 @@ class Accounts:
         """whether the models have too many tensors for one step"""
         self.ledgers: dict[int, wire.Ledger] = {}
         """device → newest ledger"""
+        self.map_awaited = False
+        """a viewer waits for a map of blocks: steps walk, and break down no peak, whose recording no map may disturb"""
         self._recorder = recorder
         self._cost = cost
         self._booked = Booked(cost, clock=True)
@@ -87,6 +91,7 @@ class Accounts:
         self._rolling = Rolling(self.inventory.models, self.inventory.optimizers, self.others.in_slices)
         self._rolled_step = -1
         self._told_unreadable = False
+        self._graph_lives = False  # a graph was walked, and no backward has ended since
         self._variables = Variables()
         self._workspaces = Workspaces()
         self._loads = loads
@@ -114,6 +119,25 @@ class Accounts:
     @property
     def history(self) -> AllocationHistory:
         return self._peak.history
+
+    @property
+    def walked(self) -> bool:
+        """Whether a graph of this step was read."""
+        return self._cost.ledger and self._activations.walked
+
+    @property
+    def graph_to_come(self) -> bool:
+        """No graph was read that is still alive, but that of a sampled step would be."""
+        if self.many or self._cost.ledger_at_end_only or not READABLE:
+            return False
+        return not (self.walked and self._graph_lives)
+
+    def owned_now(self, device: int, found: Iterable[Found]) -> Owned | None:
+        """The owners of a device's blocks, for a viewer's map. None: unknown."""
+        if _nothing_is_real():
+            return None
+        with NO_COLLECTION:
+            return self._block_owners.now(device, self._activations.living(device), self._loads.storages(), found)
 
     def changed(self) -> None:
         self._rolling.restart()
@@ -157,6 +181,9 @@ class Accounts:
             self._layers_wanted = self._layers_wanted and not turn
             walks = walks and not (self._peak.wanted and self._peak.alone)
             walks = walks and not (self._layers_wanted and self._layers.stale)
+        if self.map_awaited:
+            walks = not self._cost.ledger_at_end_only
+        self._peak.wanted = not self.map_awaited and (self._peak.wanted or not self._limited)
         self._activations.begin_step(walks=walks)
         self._layers.begin_step(walks=self._activations.known)
 
@@ -205,6 +232,7 @@ class Accounts:
         with NO_COLLECTION, self._booked:
             self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
             if self._activations.known:
+                self._graph_lives = True
                 self._peak.graph_walked(backward=backward)
 
     def _current_places(self) -> Places:
@@ -219,6 +247,8 @@ class Accounts:
 
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         """Reads the ledger of a device as a phase closes."""
+        if phase == wire.BACKWARD:
+            self._graph_lives = False
         if not _nothing_is_real():
             with NO_COLLECTION, self._booked_by_thread:
                 if self.many:

@@ -77,6 +77,11 @@ class Activations:
         """Whether the last backward recomputed parts of the forward."""
         return self._recomputes or self._watch.recomputed
 
+    @property
+    def walked(self) -> bool:
+        """A graph of the current step was walked."""
+        return self.known and self._walked[1] >= 0
+
     def begin_step(self, *, walks: bool) -> None:
         """A sampled step begins. `walks`: its graph will be walked."""
         if self._watch.hooked and not self._reported_hooked:
@@ -181,6 +186,14 @@ class Activations:
         for identity in gone:
             del self._noted[identity]
         return found
+
+    def living(self, index: int) -> list[Alive]:
+        """All recorded live storages on one device. Claims nothing."""
+        return [
+            Alive(noted.address, storage.nbytes(), noted.place)
+            for noted in self._noted.values()
+            if noted.index == index and (storage := noted()) is not None
+        ]
 
     def newly(self, index: int) -> list[Alive]:
         """Live storages on one device recorded since the last boundary."""

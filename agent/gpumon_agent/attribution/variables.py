@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -113,6 +114,12 @@ def tensors() -> Iterator[Tensor]:
     """All tensors in variables, whether claimed or not, on any device."""
     for found in _look():
         yield from filter(_has_storage, found.tensors)
+
+
+def named() -> Iterator[tuple[list[Tensor], Callable[[], wire.Holder]]]:
+    """The same by variable, with what names it."""
+    for found in _look():
+        yield [each for each in found.tensors if _has_storage(each)], partial(_holder, found)
 
 
 def _holder(found: _Found) -> wire.Holder:

@@ -54,6 +54,7 @@ from gpumon_agent.thread_clock import ThreadClock
 
 SLICE_NS = 2_000_000  # a slice ends at the first clock check after it: names that move in each step need long ones
 SLICE_LEAST_NS = 500_000  # no slice starts with less: to go on where the last one ended takes some 100 µs
+FOUND_MAX = 5_000  # storages remembered with their holders
 PAUSE_NS = 70_000_000  # then a fifth of it to report what was found so far
 CREDIT_STEPS = 200
 FIRST_CREDIT_NS = 100_000_000  # once per process: short steps earn too little to name a leak within seconds
@@ -116,6 +117,8 @@ class Census:
     ) -> None:
         self.loads = loads
         self.newest: wire.Census | None = None
+        self.found: list[tuple[weakref.ref[Any], wire.Holder]] = []
+        """The newest census' storages, the newest `FOUND_MAX` of them, with their holders."""
         self.growth_trigger = GrowthTrigger()
         self._inventory = inventory
         self._governor = governor
@@ -290,6 +293,7 @@ class _Taking:
         self._modules: tuple[list[str], list[str]] = ([], [])  # installed packages', the user's
         self._groups: list[wire.Group] = []
         self._groups_left: list[tuple[_Key, _Tally]] = []
+        self._first_holders: dict[int, wire.Holder] = {}  # by the id of a tally
         self._on_cpu = False
         self._slices = 0
         self._fresh = True  # no stage has ended in this slice
@@ -560,7 +564,11 @@ class _Taking:
         while self._groups_left:
             if clock.over():
                 return False
-            self._groups.append(self._group(*self._groups_left.pop()))
+            key, tally = self._groups_left.pop()
+            group = self._group(key, tally)
+            self._groups.append(group)
+            if group.holders:
+                self._first_holders[id(tally)] = group.holders[0]
         return not clock.over()
 
     def look_for_cycles(self, step: int) -> None:
@@ -628,6 +636,7 @@ class _Taking:
             self._tell_of_loads()
         if self._reason == "checkpoint":
             return
+        census.found = self._storages()
         why = None
         if not complete:
             why = "some objects were not visited yet"
@@ -655,6 +664,21 @@ class _Taking:
             self._heaped,
             complete=complete,
         )
+
+    def _storages(self) -> list[tuple[weakref.ref[Any], wire.Holder]]:
+        """In the groups that are told: the newest of each with the group's first holder, in containers with their own."""
+        found: dict[int, tuple[weakref.ref[Any], wire.Holder]] = {}
+        for tally in self._tallies.values():
+            first = self._first_holders.get(id(tally))
+            if first is not None:
+                found.update((id(alive), (alive, first)) for _, alive in tally.addresses)
+        holders: dict[Name, wire.Holder] = {}
+        for alive, tally, name, _, _ in self._heap[-FOUND_MAX:]:
+            if id(tally) in self._first_holders:
+                if name not in holders:
+                    holders[name] = name.holder(0)
+                found[id(alive)] = alive, holders[name]
+        return list(found.values())[-FOUND_MAX:]
 
     def _group(self, key: _Key, tally: _Tally) -> wire.Group:
         shape, dtype, device, has_graph, _ = key

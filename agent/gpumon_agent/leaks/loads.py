@@ -168,6 +168,10 @@ class Loads:
                         total += each.nbytes
         return total
 
+    def storages(self) -> list[Any]:
+        """Weak references to the storages of all loads."""
+        return [each for load in self.loads for each in load.followed.values()]
+
     # ------------------------------------------------------------------------------------------------------------ calls
 
     def _observe_load(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpumon_agent import wire
@@ -75,8 +75,11 @@ def _count(device: int) -> int:
     return int(stats["active"]["all"]["current"] + stats["inactive_split"]["all"]["current"])
 
 
-def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
-    """Converts `raw`, freeing it on the way. Yields None after each slice, then the device's segments."""
+def made_of(raw: Raw, device: int, owners: Mapping[int, int] | None = None) -> Iterator[list[wire.Segment] | None]:
+    """Converts `raw`, freeing it on the way. Yields None after each slice, then the device's segments.
+
+    `owners`: address of a block → its number, as in `wire.BLOCK_OWNERS`; None: not read.
+    """
     segments: list[wire.Segment] = []
     slice_left = SLICE
     raw.segments.reverse()
@@ -85,11 +88,17 @@ def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
         if segment["device"] != device:
             continue
         blocks: list[tuple[int, int]] = []
+        theirs = bytearray()
+        address = segment["address"]
         raw_blocks = segment["blocks"]
         raw_blocks.reverse()
         while raw_blocks:
             block = raw_blocks.pop()
-            blocks.append((block["size"], _STATES.get(block["state"], wire.PENDING)))
+            size, state = block["size"], _STATES.get(block["state"], wire.PENDING)
+            blocks.append((size, state))
+            if owners is not None:
+                theirs.append(owners.get(address, 0) if state == wire.ALLOCATED else 0)
+            address += size
             slice_left -= 1
             if not slice_left:
                 slice_left = SLICE
@@ -103,6 +112,7 @@ def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
                 expandable=bool(segment.get("is_expandable")),
                 private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
                 blocks=tuple(blocks),
+                owners=bytes(theirs),
             )
         )
     segments.sort(key=lambda segment: segment.address)
@@ -110,8 +120,17 @@ def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
 
 
 def encoded(
-    segments: list[wire.Segment], device: int, number: int, at: tuple[int, str], t_ns: int, reason: str, spent_ns: int
+    segments: list[wire.Segment],
+    device: int,
+    number: int,
+    at: tuple[int, str],
+    t_ns: int,
+    reason: str,
+    spent_ns: int,
+    holders: tuple[wire.Holder, ...] = (),
+    walked: bool | None = None,
 ) -> Iterator[bytes]:
     cut = list(wire.parts(segments))
     for part, some in enumerate(cut):
-        yield wire.encode_event(wire.Segments(device, number, *at, t_ns, reason, part, len(cut), some, spent_ns))
+        about = device, number, *at, t_ns, reason, part, len(cut), some, spent_ns, holders, walked
+        yield wire.encode_event(wire.Segments(*about))

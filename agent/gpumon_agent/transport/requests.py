@@ -1,8 +1,9 @@
 """Viewers' requests: noted when the helper's answer is read, done at the next boundary, in the training thread.
 
-The allocator is read in one go, since the step must not go on meanwhile. The result is encoded in slices at boundaries;
-the helper writes files. One request of each kind can wait. Nothing is done while a CUDA graph is captured, and nothing
-for a device before CUDA is initialized.
+The allocator is read in one go, since the step must not go on meanwhile, and so are the owners of its blocks. The
+result is encoded in slices at boundaries; the helper writes files. Only a step whose graph is read shows what autograd
+saved: blocks wait for the next one, at most `GRAPH_WITHIN_NS`. One request of each kind can wait. Nothing is done
+while a CUDA graph is captured, and nothing for a device before CUDA is initialized.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from typing import TYPE_CHECKING
 
 from gpumon_agent import wire
 from gpumon_agent.guard import Guard
 from gpumon_agent.oom import memory_viz
 from gpumon_agent.transport import blocks
 
+if TYPE_CHECKING:
+    from gpumon_agent.attribution.block_owners import Owned
+
 PROMISED_NS = 100_000_000
+GRAPH_WITHIN_NS = 5_000_000_000
 OOM_AGAIN_NS = 10_000_000_000  # if a script catches one out-of-memory after another, blocks are read this often
 
 
 class Requests:
     """`say` sends events to viewers, `tell` sends a notice, `rang` requests `carry_out` at the next boundary.
 
-    `census` starts one and returns None, or why not. `now`: step, phase and its start.
+    `census` starts one and returns None, or why not. `now`: step, phase and its start. `owned`: the owners of a
+    device's blocks. `walked`: whether a graph of this step was read; `graph_to_come`: whether it is worth waiting
+    for one; `await_graph` is told whether one is awaited.
     """
 
     def __init__(
@@ -37,6 +45,10 @@ class Requests:
         rang: Callable[[], None],
         recording: Callable[[], bool],
         census: Callable[[], str | None] | None = None,
+        owned: Callable[[int], Owned | None] = lambda _: None,
+        walked: Callable[[], bool] = lambda: False,
+        graph_to_come: Callable[[], bool] = lambda: False,
+        await_graph: Callable[[bool], object] = bool,
     ) -> None:
         self.budget: dict[int, int] = {}
         """device → bytes this process can have there, as a viewer last sent"""
@@ -48,6 +60,11 @@ class Requests:
         self._tell = tell
         self._rang = rang
         self._census = census
+        self._owned = guard.protect("owners of blocks", owned)
+        self._walked = walked
+        self._graph_to_come = graph_to_come
+        self._await_graph = await_graph
+        self._wait_until_ns = 0  # when blocks are read even so; 0: none wait
         self._wanted: dict[str, wire.Request] = {}  # by what
         self._numbers = count()
         self._oom_ns: dict[int, int] = {}
@@ -70,14 +87,22 @@ class Requests:
         return [part for parts in self.kept.values() for part in parts]
 
     def _segments(
-        self, raw: blocks.Raw, device: int, at: tuple[int, str], t_ns: int, reason: str
+        self,
+        raw: blocks.Raw,
+        device: int,
+        at: tuple[int, str],
+        t_ns: int,
+        reason: str,
+        owned: Owned | None,
+        walked: bool | None,
     ) -> Iterator[bytes | None]:
         number = next(self._numbers)
-        for made in blocks.made_of(raw, device):
+        codes, holders = owned or (None, ())
+        for made in blocks.made_of(raw, device, codes):
             yield None
             if made is not None:
                 parts: list[bytes] = []
-                for part in blocks.encoded(made, device, number, at, t_ns, reason, raw.spent_ns):
+                for part in blocks.encoded(made, device, number, at, t_ns, reason, raw.spent_ns, holders, walked):
                     parts.append(part)
                     yield part
                 self.kept[device] = tuple(parts)
@@ -86,6 +111,9 @@ class Requests:
         if _cuda() and (_captures() or self._recording()):
             self._rang()
             return
+        later: dict[str, wire.Request] = {}
+        if wire.BLOCKS in self._wanted and self._waits():
+            later[wire.BLOCKS] = self._wanted.pop(wire.BLOCKS)
         while self._wanted:
             what = next(iter(self._wanted))
             request = self._wanted.pop(what)
@@ -97,18 +125,33 @@ class Requests:
                 self._read(request.device, "asked")
             else:
                 self._dump()
+        if later:
+            self._wanted = later
+            self._rang()
+
+    def _waits(self) -> bool:
+        """Whether blocks wait for the end of a forward whose graph is read."""
+        now = time.monotonic_ns()
+        waits = self._graph_to_come() and (not self._wait_until_ns or now < self._wait_until_ns)
+        self._wait_until_ns = (self._wait_until_ns or now + GRAPH_WITHIN_NS) if waits else 0
+        self._await_graph(waits)
+        return waits
 
     def _read(self, device: int, reason: str) -> None:
         t_ns = time.monotonic_ns()
         step, phase, _ = self._now()
+        walked = self._walked() and not (reason == "oom" and phase == wire.FORWARD)  # that graph is not complete
         try:
             raw = blocks.read(blocks.BLOCKS_AT_OOM_MAX if reason == "oom" else blocks.BLOCKS_MAX)
         except blocks.TooDear as why:
             self._tell(f"{wire.NOT_DONE if reason == 'asked' else ''}blocks were not read: {why}")
             return
+        began = time.monotonic_ns()
+        owned = self._owned(device)
+        raw = raw._replace(spent_ns=raw.spent_ns + time.monotonic_ns() - began)
         if reason == "asked":
             self._dear(raw)
-        self._say(self._segments(raw, device, (step, phase), t_ns, reason))
+        self._say(self._segments(raw, device, (step, phase), t_ns, reason, owned, None if owned is None else walked))
 
     def _dump(self) -> None:
         t_ns = time.monotonic_ns()

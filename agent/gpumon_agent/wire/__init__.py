@@ -61,12 +61,15 @@ from .codec import peak_of as peak_of
 from .codec import step_of as step_of
 from .codec import unpack as unpack
 from .evidence import ALLOCATED as ALLOCATED
+from .evidence import BLOCK_HOLDERS_MAX as BLOCK_HOLDERS_MAX
+from .evidence import BLOCK_OWNERS as BLOCK_OWNERS
 from .evidence import BLOCKS as BLOCKS
 from .evidence import BLOCKS_PER_PART as BLOCKS_PER_PART
 from .evidence import CENSUS as CENSUS
 from .evidence import CENSUSES_KEPT as CENSUSES_KEPT
 from .evidence import CYCLE as CYCLE
 from .evidence import GROUPS_MAX as GROUPS_MAX
+from .evidence import HOLDER_OWNERS as HOLDER_OWNERS
 from .evidence import HOLDERS_MAX as HOLDERS_MAX
 from .evidence import INACTIVE as INACTIVE
 from .evidence import NOT_DONE as NOT_DONE

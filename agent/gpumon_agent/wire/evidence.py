@@ -30,7 +30,7 @@ from .base import (
 CENSUSES_KEPT = 4  # newest ones: an incomplete one explains less than the one before it
 GROUPS_MAX = 48  # of a census; the rest is one number
 HOLDERS_MAX = 8  # named per group
-BLOCKS_PER_PART = 2_048  # 18 bytes each at most: still within a frame
+BLOCKS_PER_PART = 2_048  # 12 bytes each at most: still within a frame
 SEGMENTS_PER_PART = 256
 
 
@@ -173,6 +173,15 @@ class Checkpoint(Message, frozen=True, tag="checkpoint"):
 BlockState = Annotated[int, Meta(ge=0, le=255)]
 INACTIVE, ALLOCATED, PENDING = 0, 1, 2  # a block's state; pending: freed, but a stream may still be using it
 
+BLOCK_OWNERS = (
+    "", "weights", "buffers", "gradients", "optimizer", "buckets", "inputs", "activations", "workspaces", "checkpoints",
+    "other_models", "variables",
+)  # fmt: skip
+"""A block's owner is a number: the index of a line of the ledger; 0: none was found. New ones go last."""
+OwnerNumbers = Annotated[bytes, Meta(max_length=BLOCKS_PER_PART)]
+HOLDER_OWNERS = 128  # from here on: a variable, `holders[number - 128]` of its reading
+BLOCK_HOLDERS_MAX = 8  # named: they are in each part, and at most a fifth of its frame
+
 
 class Segment(Message, frozen=True):
     """A segment, or a part of one, with its blocks in order of address."""
@@ -185,6 +194,7 @@ class Segment(Message, frozen=True):
     expandable: bool = False
     private: bool = False  # of a MemPool or CUDA graph
     blocks: Annotated[tuple[tuple[Bytes, BlockState], ...], Meta(max_length=BLOCKS_PER_PART)] = ()  # bytes, state
+    owners: OwnerNumbers = b""  # one for each block; empty: not read
 
 
 class Segments(Message, frozen=True, tag="segments"):
@@ -200,6 +210,8 @@ class Segments(Message, frozen=True, tag="segments"):
     parts: Part
     segments: Annotated[tuple[Segment, ...], Meta(max_length=SEGMENTS_PER_PART)] = ()
     spent_ns: Nanoseconds | None = None  # of the training thread's time
+    holders: Annotated[tuple[Holder, ...], Meta(max_length=BLOCK_HOLDERS_MAX)] = ()  # variables, in every part the same
+    walked: bool | None = None  # whether autograd's graph was read: else blocks without owner may be activations
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "reason")
@@ -223,13 +235,14 @@ def parts(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
     part: list[Segment] = []
     blocks_left = BLOCKS_PER_PART
     for segment in segments:
-        blocks, offset, rest = segment.blocks, segment.offset, True
+        blocks, owners, offset, rest = segment.blocks, segment.owners, segment.offset, True
         while rest:
             if blocks_left < 1 or len(part) == SEGMENTS_PER_PART:
                 yield tuple(part)
                 part, blocks_left = [], BLOCKS_PER_PART
             taken, blocks = blocks[:blocks_left], blocks[blocks_left:]
-            part.append(msgspec.structs.replace(segment, blocks=taken, offset=offset))
+            theirs, owners = owners[:blocks_left], owners[blocks_left:]
+            part.append(msgspec.structs.replace(segment, blocks=taken, offset=offset, owners=theirs))
             offset += sum(size for size, _ in taken)
             blocks_left -= len(taken)
             rest = bool(blocks)

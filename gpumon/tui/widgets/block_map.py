@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
 
 from gpumon.analysis.blocks import AllocatorMap, Pool, allocator
@@ -11,7 +12,7 @@ from gpumon.session.frame import SegmentsRecord
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View, device_name, device_of
-from gpumon.tui.widgets.block_lines import Map, map_lines, oom_of, sums
+from gpumon.tui.widgets.block_lines import Map, map_lines, oom_of, spot, sums
 from gpumon.tui.widgets.panel import Panel
 
 
@@ -47,6 +48,7 @@ class BlockMap(Panel):
         super().__init__(id=id)
         self._record: SegmentsRecord | None = None
         self._found: AllocatorMap | None = None
+        self._leaking: frozenset[str] = frozenset()  # containers that grow
         self._free: tuple[int | None, bool] = (None, False)
         self._at = (0, 0)
 
@@ -60,8 +62,13 @@ class BlockMap(Panel):
         on_gpu = device is None or device.kind != "cpu"
         if record is None:
             return Map(name, why_not=why_not, on_gpu=on_gpu)
+        held = view.device.held if view.device is not None else None
+        leaking = frozenset(holder.container for holder in held.by) if held is not None else frozenset()
         if record is not self._record:
-            self._record, self._found, self._free = record, allocator(record.segments), (None, False)
+            self._free = (None, False)
+        if record is not self._record or (record.holders and leaking != self._leaking):
+            self._record, self._found = record, allocator(record.segments, record.holders, leaking)
+        self._leaking = leaking
         if self._free[0] is None:  # kept as it was when the blocks were read: it changes all the time
             self._free = _free_of(view)
         at = rank.unix_ns(record.t_ns)
@@ -98,6 +105,25 @@ class BlockMap(Panel):
             pool, segment = pool + 1, 0
         self._at = (pool, segment)
         self._redraw()
+
+    def on_click(self, event: events.Click) -> None:
+        """On a cell: its segment; on a pool's heading: its first one."""
+        at = event.get_content_offset(self)
+        if at is None or self._slice is None:
+            return
+        self.focus()
+        found = spot(self._slice, self._at, *self.size, self.monitor.glyphs, at.x, at.y)
+        if found is not None:
+            self._at = found
+            self._redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.action_move(-1)
 
     def action_pool(self, by: int) -> None:
         self._at = (self._at[0] + by, 0)
