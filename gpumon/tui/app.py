@@ -168,6 +168,7 @@ class MonitorApp(App[int]):
         self._live = self.view
         """The newest state, also while the view is of a past step."""
         self._cursor = Cursor()
+        self._drawn_soon = False
         self._feed = feed
         self._host = host
         self._asker = asker
@@ -303,6 +304,16 @@ class MonitorApp(App[int]):
         """Redraws everything at once, e.g. after a key press."""
         if self.is_running:
             self._show(calm=True)
+
+    def _redraw_soon(self) -> None:
+        """After the keys that already wait: a past step costs up to 0.4 s of analysis, and a held key sends many."""
+        if not self._drawn_soon:
+            self._drawn_soon = True
+            self.call_later(self._redraw_now)
+
+    def _redraw_now(self) -> None:
+        self._drawn_soon = False
+        self.redraw()
 
     def _show(self, *, calm: bool) -> None:
         if not self._paused:
@@ -598,8 +609,11 @@ class MonitorApp(App[int]):
         self.go_to_step(0)
 
     def action_step(self, by: int) -> None:
+        steps = self._live.rank.steps if self._live.rank is not None else ()
+        if self._playback is not None and by == -1 and len(steps) > 1 and self._playback.position.going_to is None:
+            by = steps[-2].step - steps[-1].step  # those between were not read
         (self._playback or self._cursor).go_by(by)
-        self.redraw()
+        self._redraw_soon()
 
     def action_page(self, by: int) -> None:
         if self._playback is not None:
@@ -640,7 +654,7 @@ class MonitorApp(App[int]):
             self._playback.go(step)
         elif self._can_look_back:
             self._cursor.go(step)
-        self.redraw()
+        self._redraw_soon()
 
     def explain(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
         from gpumon.tui.screens.help import FiguresScreen

@@ -411,3 +411,20 @@ async def test_it_fits_and_is_ascii_where_asked(app_of, settled, new_run, size) 
         assert "PAST" in shown
         if size[1] >= 20:
             assert "end returns to live" in answered(app)
+
+
+async def test_keys_that_wait_cost_one_analysis(app_of, settled, new_run, monkeypatch) -> None:
+    app = app_of(new_run().usual())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        looked: list[int] = []
+        look_back = app._cursor._look_back
+        monkeypatch.setattr(
+            app._cursor, "_look_back", lambda live, rank, step: (looked.append(step), look_back(live, rank, step))
+        )
+        for _ in range(30):
+            app.simulate_key("comma")
+        await settled(pilot)
+        assert step_of(app) == LAST - 30
+        assert looked[-1] == LAST - 30
+        assert len(looked) <= 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from synthetic import MIB, Run
 from textual.pilot import Pilot
@@ -106,6 +107,27 @@ async def test_steps_forwards_and_backwards_and_it_stays_there(app: MonitorApp, 
         assert app.view.rank.lost_events == 0
         await pilot.press("home", "comma", "comma")
         await until(pilot, lambda: step_of(app) == 0 and app.view.position.going_to is None)
+
+
+async def test_back_by_one_passes_steps_that_were_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "quiet.gpumon"
+    with link.Recording(path) as recording:
+        for received in Run().stream(200):
+            event = received.event
+            if getattr(event, "step", 0) % 10:
+                continue
+            if isinstance(event, wire.Step) and event.step:
+                event = msgspec.structs.replace(event, quiet=9)
+            recording.write(msgspec.structs.replace(received, event=event, seq=-1))
+    app = MonitorApp(recording=link.replay(path), pace=Pace(1.0))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("end")
+        await until(pilot, lambda: step_of(app) == 190)
+        for to in (180, 170, 160):
+            await pilot.press("comma")
+            await until(pilot, lambda to=to: step_of(app) == to and app.view.position.going_to is None)
+        await pilot.press("full_stop")
+        await until(pilot, lambda: step_of(app) == 170)
 
 
 async def test_events_are_jumped_to_and_named(app: MonitorApp) -> None:
