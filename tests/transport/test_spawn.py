@@ -544,6 +544,21 @@ def test_another_sys_executable(run: Run, wrong: str) -> None:
     assert found == real
 
 
+def test_the_running_program_cannot_be_read(run: Run) -> None:
+    """As by another user where / or the program's folder is closed; then `sys.executable` is enough."""
+    real, found = run("""
+        def closed(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        readlink, Path.readlink = Path.readlink, closed
+        pid = start()
+        Path.readlink = readlink
+        ready()
+        print(json.dumps([str(Path(f"/proc/{each}/exe").readlink()) for each in ("self", pid)]))
+    """)
+    assert found == real
+
+
 def test_an_application_that_embeds_python(run: Run, tmp_path: Path) -> None:
     """It is no Python itself. The one of its prefix is taken, and where there is none, none is started."""
     application = tmp_path / "application"

@@ -216,10 +216,13 @@ def _attributes(libc: Any, descriptor: int) -> Iterator[tuple[Any, Any]]:
 def _interpreter() -> str:
     """This process's Python. If embedded, sys.executable is empty or another program. Raises CannotStart."""
     version = "python{}.{}".format(*sys.version_info)
+    running = None
+    with contextlib.suppress(OSError):  # a process that has changed its user may not read it
+        running = str(Path("/proc/self/exe").readlink())
     for path in (
         sys.executable,
         getattr(sys, "_base_executable", None),
-        str(Path("/proc/self/exe").readlink()),
+        running,
         f"{sys.exec_prefix}/bin/{version}",
         f"{sys.base_exec_prefix}/bin/{version}",
     ):
