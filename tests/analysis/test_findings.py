@@ -50,6 +50,9 @@ def test_how_much_a_batch_is_too_large_by_is_what_the_failed_allocation_told_onc
 
     store.apply(run.received(said, 8))
     assert finding().bytes == -2 * GIB
+    assert finding().title.startswith("step 8 needs 6.00 GiB in backward")
+    store.apply(run.received(replace(said, input_shapes=((8, 900),)), 8))
+    assert finding().title.startswith("step 8 with its batch of 8×900 needs 6.00 GiB in backward")
     store.apply(run.received(failed, 8))
     assert finding().bytes == -3 * GIB
     assert "3.00 GiB too much" in finding().title

@@ -374,6 +374,14 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
         assert next(line for line in lines if "231" in line).strip() == text
 
 
+def test_a_batch_that_cannot_fit_is_the_verdict_whatever_the_usual_ones_need():
+    forecast = Forecast(GIB, GIB, GIB, "backward", 9 * GIB, 0.0, None, 5, 5, verdict=wire.FITS)
+    for verdict, said in ((wire.OOM_AHEAD, "OOM ahead"), (wire.FITS, "fits"), (None, "fits")):
+        now = verdict and wire.Outlook(60, 0, 1, 20 * GIB, 0, 0, "backward", verdict, -10 * GIB)
+        data = ForecastData(forecast, 10 * GIB, ended=False, counted=True, now=now)
+        assert plain(forecast_lines(data, 60, 9, UNICODE, "")[:1]).endswith(f" {said}")
+
+
 @pytest.mark.parametrize(("factor", "said"), [(99.94, "up to ×99.9"), (100.0, "up to ×100 and more")])
 def test_a_batch_a_hundred_times_larger_is_enough(factor: float, said: str) -> None:
     forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, None, factor, 5)

@@ -65,11 +65,11 @@ def _said_of_now(look: Look) -> Evidence | None:
     outlook = next((each for each in look.rank.outlooks if each.device == look.device), None)
     if outlook is None or outlook.verdict != wire.OOM_AHEAD or outlook.step <= look.record.step:
         return None
-    shapes = units.shapes(outlook.input_shapes)
+    batch = f" with its batch of {units.shapes(outlook.input_shapes)}" if outlook.input_shapes else ""
     headroom = _headroom(look, outlook)
     missing = f": {units.size(-headroom)} too much" if headroom is not None and headroom < 0 else ""
     return Evidence(
-        f"step {units.count(outlook.step)} with its batch of {shapes} needs {units.size(outlook.next_peak)}"
+        f"step {units.count(outlook.step)}{batch} needs {units.size(outlook.next_peak)}"
         f"{units.between(outlook.low, outlook.high)} in {outlook.phase}{look.where}{missing}",
         headroom,
         "skip or cut such a batch: gpumon_agent.on_outlook(function) is called before its forward",

@@ -87,7 +87,8 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
         why = "known after the first steps" if o.counted else "the allocator does not count on this device"
         return [(head,), ((f"   {why}", "dim"),)]
     unit = unit_for(f.high)
-    word = f.verdict
+    fails_now = o.now is not None and o.now.verdict == wire.OOM_AHEAD  # the batch that is in forward now
+    word = wire.OOM_AHEAD if fails_now else f.verdict
     filling = f.growth == KEPT and f.steps_to_oom is not None
     lines: list[Line] = []
     first: list[Span] = [head]

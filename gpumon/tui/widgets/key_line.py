@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from textual.app import App
 from textual.binding import ActiveBinding, Binding
 from textual.events import Click
 
@@ -14,7 +15,8 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 FIRST = ("app.quit", "page.close", "app.help", "home.open", "home.back", "app.finding")
-"""These come first, at the same place on every screen; then the screens, all jobs, the steps, the screen's own."""
+"""These come first, at the same place on every screen; then the screens, all jobs, the screen's own keys, a replay's,
+and those that every screen has."""
 
 
 class Key(NamedTuple):
@@ -56,7 +58,6 @@ def key_item(each: Key) -> Line:
 def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str], mode: str = "") -> tuple[Key, ...]:
     """Every shown and enabled binding, each action once, and that of the shown screen."""
     found: dict[str, Key] = {}
-    replayed = any(each.enabled and each.binding.id == "replay.faster" for each in active.values())
 
     def order(each: ActiveBinding) -> tuple[int, str]:
         binding = each.binding
@@ -66,9 +67,9 @@ def keys(active: Mapping[str, ActiveBinding], display: Callable[[Binding], str],
             return 50, binding.key
         if binding.id == "app.home":
             return 60, ""
-        if binding.id == "replay.next" or (replayed and (binding.id or "").startswith("replay.")):
-            return 65, ""
-        return (99 if (binding.id or "").startswith("replay.") else 70), ""
+        if (binding.id or "").startswith("replay."):
+            return 80, ""
+        return (99 if isinstance(each.node, App) else 70), ""
 
     for each in sorted(active.values(), key=order):
         binding = each.binding
