@@ -44,6 +44,10 @@ from gpumon.tui.widgets.timeline import Timeline
 from gpumon_agent import wire
 
 TICK_S = 0.25
+HEADER_TICKS, LIVE_TICKS, REPLAY_TICKS = 2, 4, 2
+"""Ticks between two pictures of the header, and of all else. Nobody reads figures that change more often than once a
+second, and a picture costs a slow line 3 kB.
+"""
 TURNS = 4
 """Table updates, at most, until each of many ranks is analysed again."""
 
@@ -288,7 +292,7 @@ class MonitorApp(App[int]):
     # -------------------------------------------------------------------------------------------------- ticks
 
     def tick(self) -> None:
-        """Every `TICK_S`: panels each time, tables every second time."""
+        """Every `TICK_S`. Until there is a step to show, every tick draws all that there is."""
         if self._watch is not None and self._watch.gone():
             self._watch = None
             if self._timer is not None:
@@ -297,8 +301,13 @@ class MonitorApp(App[int]):
             self.exit(HUNG_UP)
             return
         self._ticks += 1
-        if not self.at_home:  # that is drawn when it has something new
-            self._show(calm=self._ticks % 2 == 0)
+        if self.at_home:  # that is drawn when it has something new
+            return
+        rank = self.view.rank
+        known = rank is not None and newest_step(rank) is not None
+        calm = not known or self._ticks % (LIVE_TICKS if self._playback is None else REPLAY_TICKS) == 0
+        if calm or self._ticks % HEADER_TICKS == 0:
+            self._show(calm=calm)
 
     def redraw(self) -> None:
         """Redraws everything at once, e.g. after a key press."""

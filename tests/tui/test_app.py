@@ -202,12 +202,12 @@ async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run) -> None
         assert "pid 601 · rank 1 of 3" in text_of(app)
 
 
-async def test_a_leak_of_another_rank_is_seen_and_opened_from_here(app_of, new_run) -> None:
+async def test_a_leak_of_another_rank_is_seen_and_opened_from_here(app_of, new_run, settled) -> None:
     leaking = new_run(rank=2, world_size=3, pid=602).leaking()
     leaking.events = [each for each in leaking.events if not isinstance(each.event, wire.Oom)]
     app = app_of(*(new_run(rank=i, world_size=3, pid=600 + i).usual(60) for i in (0, 1)), leaking)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.6)
+        await settled(pilot)
         text = text_of(app)
         assert "pid 600 · rank 0 of 3" in text
         (line,) = (each for each in text.splitlines() if "tensor-leak" in each)
@@ -318,3 +318,26 @@ async def test_unchanged_slices_draw_nothing(app_of, new_run) -> None:
             panel.draw = lambda *a, p=panel, o=original: (drawn.append(type(p).__name__), o(*a))[1]
         await pilot.pause(0.8)
         assert drawn == []
+
+
+async def test_a_live_run_is_drawn_once_a_second_and_its_header_twice(app_of, new_run, settled, monkeypatch) -> None:
+    """Nobody reads figures that change more often. Until there is a step to show, each tick draws what there is."""
+    app = app_of(new_run().hello())
+    drawn: list[bool] = []
+    async with app.run_test(size=(120, 40)) as pilot:
+        app._timer.stop()
+        await settled(pilot)
+        monkeypatch.setattr(app, "_show", lambda *, calm: drawn.append(calm))
+        for _ in range(3):
+            app.tick()
+        assert drawn == [True] * 3
+        drawn.clear()
+        monkeypatch.undo()
+        run = new_run().hello().steps(0, 3)
+        for received in run.events:
+            app._store.apply(received)
+        app.redraw()
+        monkeypatch.setattr(app, "_show", lambda *, calm: drawn.append(calm))
+        for _ in range(16):
+            app.tick()
+        assert (drawn.count(True), drawn.count(False)) == (4, 4)

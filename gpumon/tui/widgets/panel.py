@@ -56,7 +56,7 @@ class Panel(Widget, can_focus=True):
     """Glossary terms on its explain page."""
 
     CALM: ClassVar[bool] = False
-    """Update at every second tick only (tables: 2 Hz)."""
+    """Updated once a second, twice in a replay; the others (the header) twice."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
