@@ -18,6 +18,7 @@ import click
 from gpumon.cli.printing import say
 from gpumon.cli.subreaper import dies_with_parent
 from gpumon.host import read_driver
+from gpumon.tui.training_output import TrainingOutput
 from gpumon.virtual_gpu.building import BuildUnavailable, find_torch
 from gpumon.virtual_gpu.profiles import DEVICES
 
@@ -60,17 +61,17 @@ def command(workload: str, device: str | None, as_json: bool, steps: int | None)
             [str(SCRIPT), "--workload", workload], device, _ranks(workload), steps=steps, screen=look, as_json=as_json
         )
         raise click.exceptions.Exit(code)
-    with training(workload) as pid:
+    with training(workload) as (pid, output):
         arguments = [str(pid)]
         if as_json:
             arguments += ["--json"] if steps is None else ["--json", "--steps", str(steps)]
-        code = attach.main(arguments, prog_name="gpumon attach", standalone_mode=False)
+        code = attach.main(arguments, prog_name="gpumon attach", standalone_mode=False, obj=output)
     raise click.exceptions.Exit(code or 0)
 
 
 @contextlib.contextmanager
-def training(workload: str) -> Iterator[int]:
-    """Starts a training process, waits for its agent, yields its pid.
+def training(workload: str) -> Iterator[tuple[int, TrainingOutput]]:
+    """Starts a training process, waits for its agent, yields its pid and its output.
 
     It ends when its stdin is closed. The kernel kills it when this process ends, also by `kill -9` and even if it is
     stopped.
@@ -88,7 +89,7 @@ def training(workload: str) -> Iterator[int]:
         try:
             say("Starting a training process (it imports torch first) …", err=True)
             _await_agents(process, output, _ranks(workload))
-            yield process.pid
+            yield process.pid, TrainingOutput(output.fileno(), "gpumon demo")
         finally:
             _end(process)
 

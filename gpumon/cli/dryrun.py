@@ -113,7 +113,7 @@ def dryrun(
         out, err = (kept.fileno(), kept.fileno()) if screen is not None else (2, 2) if as_json else (1, 2)
         with VirtualRun(argv, environment, out=out, err=err, steps=steps) as run:
             try:
-                code = _watch(run, screen, as_json, steps)
+                code = _watch(run, screen, as_json, steps, kept.fileno())
             except KeyboardInterrupt:
                 code = INTERRUPTED
             run.end("left")
@@ -151,8 +151,11 @@ def prepare(
     return argv, launch.environment(inner)
 
 
-def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | None) -> int:
-    """Follows the run to its end. Returns an exit code above 0 if the output failed or on ctrl-c."""
+def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | None, kept: int) -> int:
+    """Follows the run to its end. Returns an exit code above 0 if the output failed or on ctrl-c.
+
+    `kept`: with a screen, the file of the script's output.
+    """
     if as_json:
         from gpumon.cli.attach_json import Until, print_objects
         from gpumon.export.objects import Objects
@@ -168,6 +171,7 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
     from gpumon import link
     from gpumon.cli import attach
     from gpumon.tui.app import MonitorApp
+    from gpumon.tui.training_output import TrainingOutput
 
     app = MonitorApp(
         lambda: run.messages(machine=False),
@@ -176,6 +180,7 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
         options=screen,
         watch_terminal=True,
     )
+    app.output = TrainingOutput(kept, "gpumon dryrun")
     return attach.run(app)
 
 

@@ -87,6 +87,18 @@ def words(text: str, role: str, room: int) -> list[Line]:
     return [((row, role),) for row in _wrap(text, max(1, room))]
 
 
+def chop(text: str, room: int) -> list[str]:
+    """The text in rows of at most `room` cells, its spaces unchanged. A wide character needs two cells."""
+    room = max(2, room)
+    rows: list[str] = []
+    while cells(text) > room:
+        row = set_cell_size(text, room)
+        row = row if text.startswith(row) else row[:-1]  # a wide character is not cut in two
+        rows.append(row)
+        text = text[len(row) :]
+    return [*rows, text]
+
+
 def _wrap(text: str, room: int) -> list[str]:
     rows: list[str] = []
     row = ""

@@ -46,11 +46,13 @@ async def test_y_copies_the_path_of_the_newest_snapshot_and_without_one_the_answ
 async def test_a_snapshot_that_a_logout_may_remove_says_so(app_of: Any, new_run: Any, settled: Any) -> None:
     why = "it may be gone after you log out, because there is no home directory"
     run = new_run().usual(3)
-    run.say(wire.Snapshot(run.t_ns, 3, "/run/user/1/snapshot.pickle", 4096, why))
+    path = f"/home/somebody/.local/state/{'long/' * 20}snapshot.pickle"
+    run.say(wire.Snapshot(run.t_ns, 3, path, 4096, why))
     app = app_of(run)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("7")
         await settled(pilot)
         shown = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
         assert why in " ".join(shown.split())
+        assert path in "".join(shown.split())

@@ -214,6 +214,19 @@ def test_attach_without_a_job_waits_on_the_home_screen_and_shows_one_that_starts
             job.kill()
 
 
+def test_the_log_of_the_demo_and_of_a_dry_run_shows_what_they_print(in_terminal, tmp_path: Path, virtual_gpu) -> None:
+    tmp_path.chmod(0o700)
+    virtual_gpu()  # skips, or fails, where there is none
+    here = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for arguments, name in ((("demo",), "gpumon demo"), (("demo", "--device", "8GiB"), "gpumon dryrun")):
+        terminal = in_terminal(*arguments, **here)
+        terminal.read_until("step ", seconds=200)
+        terminal.press("7")
+        terminal.read_until(f"of the training that `{name}` started", ": loss ")
+        terminal.press("q")
+        assert terminal.ended() in (0, 1, 3)
+
+
 def test_first_picture_needs_neither_psutil_nor_nvml_nor_torch() -> None:
     code = (
         "import sys; import gpumon.cli.attach, gpumon.tui.app, gpumon.link.subscription; "

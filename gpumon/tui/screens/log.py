@@ -1,4 +1,6 @@
-"""The agents' notices, lost events, ends of ranks, and the viewer's own messages, by time."""
+"""The agents' notices, lost events, ends of ranks, and the viewer's own messages, by time. Below, where gpumon itself
+started the training, what it prints.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,22 @@ from gpumon.analysis.units import size
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.status_log import written
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.text_layout import Line, words
+from gpumon.tui.text_layout import Line, chop, words
+from gpumon.tui.training_output import LINES_MAX
 from gpumon.tui.view import View
 from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon.tui.widgets.prose import Prose
+
+OUTPUT_BELOW = (
+    f"Below is what the training prints, since gpumon started it: its last {LINES_MAX:,} lines. Python passes on what "
+    "it prints in blocks of 8 KiB unless it is flushed; with PYTHONUNBUFFERED=1 each line comes at once."
+)
+OUTPUT_ELSEWHERE = (
+    "What the training prints is not here: `gpumon run` becomes the training's process, so its output goes to "
+    "where it was started, unchanged, and gpumon does not see it. It is here with `gpumon demo` and `gpumon dryrun`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +80,7 @@ class Log(Prose):
         return entries(view)
 
     def sums(self) -> list[str]:
-        return [
-            "What the training prints is not here: `gpumon run` becomes the training's process, so its output goes to "
-            "where it was started, unchanged, and gpumon does not see it."
-        ]
+        return [OUTPUT_BELOW if self.monitor.output is not None else OUTPUT_ELSEWHERE]
 
     def compose_lines(self, slice_: tuple[Entry, ...], width: int, glyphs: Glyphs) -> list[Line]:
         lines: list[Line] = [((" Log", "title"),)]
@@ -80,9 +89,34 @@ class Log(Prose):
         for entry in slice_:
             clock = datetime.fromtimestamp(entry.unix_ns / 1e9).strftime("%H:%M:%S")
             lead = f" {clock}  {entry.who:<10} "
-            rows = words(entry.text, entry.role, max(20, width - len(lead) - 1)) or [((" ", ""),)]
+            room = max(20, width - len(lead) - 1)
+            text = " ".join(part for word in entry.text.split() for part in chop(word, room))  # a path stays whole
+            rows = words(text, entry.role, room) or [((" ", ""),)]
             lines.append(((lead, "dim"), *rows[0]))
             lines += [((" " * len(lead), ""), *row) for row in rows[1:]]
+        return lines
+
+
+class Output(Prose):
+    """What the training prints; follows new lines until scrolled up."""
+
+    NAME = "Output"
+    CALM = True
+
+    def pick(self, view: View) -> tuple[str, ...]:
+        return self.monitor.output.lines() if self.monitor.output is not None else ()
+
+    def sums(self) -> list[str]:
+        return [OUTPUT_BELOW]
+
+    def compose_lines(self, slice_: tuple[str, ...], width: int, glyphs: Glyphs) -> list[Line]:
+        output = self.monitor.output
+        title = "" if output is None else f"of the training that `{output.started_by}` started"
+        lines: list[Line] = [((" Output", "title"), (f"  {title}", "dim"))]
+        if not slice_:
+            lines.append(((" nothing printed yet", "dim"),))
+        for text in slice_:
+            lines += [((" ", ""), (row, "text")) for row in chop(text, max(20, width - 2))]
         return lines
 
 
@@ -97,6 +131,8 @@ class LogScreen(MonitorScreen):
         yield Header(id="header")
         yield AnswerLine(id="answer")
         yield Log(tail=True, id="log")
+        if self.monitor.output is not None:
+            yield Output(tail=True, id="output")
         yield KeyLine(id="keys")
 
     async def action_copy_path(self) -> None:
