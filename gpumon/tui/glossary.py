@@ -97,6 +97,8 @@ _TERMS = (
     Term("block", "A part of a segment: in use, waiting, or free."),
     Term("pool", "Segments for the same kind of request: small (up to 1 MiB) or large, of one stream, private (of a"
                  " CUDA graph or MemPool) or not."),
+    Term("unowned", "Blocks in use whose owner is not known: no tensor that gpumon can find uses them. Without the"
+                    " step's graph, activations are among them."),
     Term("waiting", "Freed by the script, but a stream may still use it: not free yet."),
     Term("inactive split", "Free blocks beside used ones in a segment: reused by requests that fit, never returned"
                            " to the device."),

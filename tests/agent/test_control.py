@@ -223,6 +223,7 @@ def _out_of_memory(watched: Watched) -> None:
     assert isinstance(oom, wire.Oom)
     found = allocator(watched.rank.segments[0].segments).totals
     assert (found.reserved, found.allocated) == (oom.reserved, oom.allocated)
+    assert found.kinds["weights"] == 4 * (2 * 256 * 1024 + 1024 + 256)
 
 
 def _what_is_dear(watched: Watched) -> None:

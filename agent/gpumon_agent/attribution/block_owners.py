@@ -29,7 +29,8 @@ from gpumon_agent.storages import CPU, addresses, has_storage
 from gpumon_agent.thread_clock import ThreadClock
 
 LASTING_USES = 32
-NOW_NS = 50_000_000
+NOW_NS = 50_000_000  # of the thread's time
+WAITS = 5  # times that in wall time: a busy machine
 _AT_ONCE = 64  # tensors between two looks at the clock
 _ELSEWHERE = ("gradients", "buckets", "workspaces", "other_models")
 _LASTING = tuple(line for line in wire.LASTING if line not in _ELSEWHERE)
@@ -120,7 +121,7 @@ class BlockOwners:
         `loaded`: weak references to storages of loaded checkpoints. What a census found is a variable's even if
         autograd saved it too: it has outlived the step that made it.
         """
-        clock = ThreadClock(NOW_NS, wall_ns=NOW_NS)
+        clock = ThreadClock(NOW_NS, wall_ns=WAITS * NOW_NS)
         blocks: Blocks = {}
         for line, tensor in _in_time(self._claimed_first(), clock):
             _add(blocks, tensor, line, device, None)

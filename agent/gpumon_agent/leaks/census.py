@@ -666,7 +666,7 @@ class _Taking:
         )
 
     def _storages(self) -> list[tuple[weakref.ref[Any], wire.Holder]]:
-        """In the groups that are told: the newest of each with the group's first holder, in containers with their own."""
+        """In the groups that are told: the newest of each, with its first holder; in containers, with their own."""
         found: dict[int, tuple[weakref.ref[Any], wire.Holder]] = {}
         for tally in self._tallies.values():
             first = self._first_holders.get(id(tally))

@@ -33,7 +33,7 @@ class BlockMap(Panel):
     """Pools, one below the other. Blocks are parsed once per reading; cells are computed at each draw."""
 
     NAME = "Blocks"
-    TERMS = ("segment", "block", "allocated", "waiting", "inactive split", "unused", "largest free block",
+    TERMS = ("segment", "block", "allocated", "unowned", "waiting", "inactive split", "unused", "largest free block",
              "fragmentation", "pool", "reserved")  # fmt: skip
     CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
