@@ -387,7 +387,6 @@ class MonitorApp(App[int]):
             self.say(text)
         shown = next((r for r in frame.ranks if r.source == self._source), None)
         if self._source is not None and shown is None and frame.ranks:
-            self._cursor.finish()
             was = self._live.rank
             same = [r for r in frame.ranks if was is not None and r.hello.rank == was.hello.rank]
             self._source = (same or list(frame.ranks))[0].source

@@ -91,7 +91,10 @@ class Cursor:
         if self.step is None or rank is None:
             return live
         if was is not None and was.source != rank.source:
-            self.go(self.step)  # another rank may have read other steps
+            if any(each.source == was.source for each in live.frame.ranks):
+                self.go(self.step)  # another rank may have read other steps
+            else:
+                self.finish()  # the job began anew
         if self.step is None:
             return live
         if self._known != (rank.source, self.step):

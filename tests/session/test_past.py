@@ -54,6 +54,10 @@ def test_it_is_the_rank_that_a_viewer_of_then_had(whole: RankFrame, step: int) -
     assert past.heard_unix_ns >= past.unix_ns(closed.t_ns)
 
 
+def test_the_running_step_is_not_of_a_past_one(whole: RankFrame) -> None:
+    assert at_step(replace(whole, open_step=whole.steps[-1]), 39).open_step is None
+
+
 def test_the_end_of_the_process_is_not_of_a_past_step(whole: RankFrame) -> None:
     ended = replace(whole, status="ended", goodbye=wire.Goodbye("finished", 10**15, 39, "optimizer"))
     assert (at_step(ended, 12).status, at_step(ended, 12).goodbye) == ("live", None)

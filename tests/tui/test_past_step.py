@@ -170,6 +170,20 @@ async def test_nothing_of_now_is_shown_as_of_a_past_step(app_of, settled, new_ru
         assert "the driver's figures of this step are not kept" in past
 
 
+async def test_no_phase_of_a_past_step_is_marked_as_running(app_of, settled, new_run) -> None:
+    run = new_run().hello().model()
+    for step in range(60):
+        run.step(step).say(wire.Heartbeat(run.t_ns, step, "backward", 0, rss=3 * GIB, number=step))
+    app = app_of(run.synced())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        assert "▸ backward" in text_of(app)
+        await pilot.press("comma")
+        await settled(pilot)
+        assert "RSS 3.00 GiB" in text_of(app)
+        assert "▸ " not in text_of(app)
+
+
 async def test_readings_of_then_are_shown_with_their_age(app_of, settled, new_run) -> None:
     run = new_run().hello().model().steps(0, 50).host(temperature_c=33).steps(50, 20).host().steps(70, 40).synced()
     app = app_of(run)
@@ -285,9 +299,10 @@ async def test_a_restarted_job_is_shown_live(reader_of, app_of, settled, new_run
         assert "; end returns to the last step" in answered(app)
         t_ns = 200_000_000_000
         clock = wire.Clock(t_ns, 1_790_000_000_000_000_000 + t_ns)
-        reader.add(new_run(pid=50_001, t_ns=t_ns).hello(clock=clock).model().steps(0, 3).synced())
+        reader.add(new_run(pid=50_001, t_ns=t_ns).hello(clock=clock).model().steps(LAST - 20, 40).synced())
         await settled(pilot)
         assert app.view.now is None
+        assert step_of(app) == LAST + 19
         assert "pid 50001" in text_of(app)
 
 

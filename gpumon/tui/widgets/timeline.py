@@ -208,7 +208,7 @@ class Timeline(Panel):
     def _step_in(self, x: int) -> int | None:
         """The step with the highest peak of those in the plot's column at `x`."""
         layout = self._layout()
-        if layout is None or not 0 <= x - layout.axis < layout.room:
+        if layout is None or x - layout.axis >= layout.room:
             return None
         dots = [(x - layout.axis) * layout.per_cell + at for at in range(layout.per_cell)]
         spans = [span for dot in dots if (span := layout.scale.steps(dot)) is not None]
