@@ -175,7 +175,7 @@ def _on_the_peak(found: EstimateCheck) -> str:
     text = f"The step peaks {size(abs(peak.difference))} {way} the estimate{',' if where else ''}{where}"
     if where and found.expected_in is not None and found.expected_in != found.peak_phase:
         text += f" and not in {found.expected_in}"
-    parts = [("activations still held" if row.line == HELD else row.line, row.difference or 0)
+    parts = [("activations kept after the step" if row.line == HELD else row.line, row.difference or 0)
              for row in found.owners if row.off]  # fmt: skip
     parts += [(row.line.replace("_adds", " adds"), row.difference or 0) for row in found.added if row.off]
     if not parts:

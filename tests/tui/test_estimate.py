@@ -73,7 +73,7 @@ def test_activations_that_outlive_their_step_stand_among_its_owners_beside_what_
     device = report(estimate, Breakdown(weights=GIB, activations=3 * GIB, allocated=4 * GIB), 5 * GIB)
     found = compare(device, None)
     assert Compared(HELD, 32 * MIB, 3 * GIB, "learnt") in found.owners
-    assert "activations still held +2.97 GiB" in remarks(found, device)[0]
+    assert "activations kept after the step +2.97 GiB" in remarks(found, device)[0]
 
 
 def test_a_step_at_its_estimate_says_so(store_of, new_run):

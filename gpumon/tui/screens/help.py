@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 
 from gpumon.analysis.job_findings import JobFinding
 from gpumon.analysis.units import size
-from gpumon.tui.glossary import TERMS, Term
+from gpumon.tui.glossary import TERMS, WORDS, Term
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import EMPTY, Line, left, words
 from gpumon.tui.view import View
@@ -59,8 +59,8 @@ class HelpPage(HelpText):
             rows = words(what, "text", max(20, width - 20))
             lines.append(((left(f"   {key}", 18), "key"), *rows[0]))
             lines += [((" " * 18, ""), *row) for row in rows[1:]]
-        lines += [EMPTY, ((" Words", "title"),)]
-        for term in TERMS.values():
+        lines += [EMPTY, ((" Words", "title"), ("  e explains the rows and columns of a panel", "dim"))]
+        for term in WORDS.values():
             lines += term_lines(term, width)
         return lines
 

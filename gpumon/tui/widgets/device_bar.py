@@ -20,7 +20,7 @@ from gpumon_agent import wire
 
 ORDER = (*OWNERS, *REST, *DRIVER)
 LABELS = {
-    "other_processes": "other processes", "other_models": "other models", "held": "still held",
+    "other_processes": "other processes", "other_models": "other models", "held": "kept after the step",
     "step_adds": "step adds", "update_adds": "update adds", "slack": "cached",
 }  # fmt: skip
 SMALL = 4096

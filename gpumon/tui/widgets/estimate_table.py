@@ -14,6 +14,9 @@ from gpumon.tui.view import View, device_of, newest_read
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
+_SHORT = {"held": "kept"}
+"""Of a column that is narrower than the other panels' labels."""
+
 LEAST_WITH_ADDED = 8
 """Below this, what a step adds is hidden."""
 
@@ -114,7 +117,7 @@ def figures(number: int) -> Columns[Compared, FigureStyle]:
 
 class EstimateTable(Panel):
     NAME = "Estimate vs measured"
-    TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "still held",
+    TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "kept after the step",
              "step adds", "update adds", "allocated", "peak")  # fmt: skip
     CALM = True
 
@@ -162,7 +165,7 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
         glyph = "=" if r.line == "allocated" else " " if strong else glyphs.lines.get(r.line, " ")
         line: list[Span] = [
             (f" {glyph} ", line_role(r.line)),
-            (left(LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
+            (left(_SHORT.get(r.line) or LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
         ]
         line += row_cells(columns, r, FigureStyle(unit, strong))
         if with_source:
