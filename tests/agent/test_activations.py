@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from gpumon_agent import agent as agents
 from gpumon_agent import wire
 from gpumon_agent.attribution import saving
 from gpumon_agent.attribution.activations import Activations
@@ -437,3 +438,25 @@ def test_layers_are_told_once_a_second(watch: Any, monkeypatch: pytest.MonkeyPat
         told += [part.step for parts in watch.agent.accounts.layers.values() for part in parts]
         now += 250_000_000
     assert sorted(set(told)) == [0, 6, 11]  # of four steps a second; step 0 ends with the first event of step 1
+
+
+@pytest.mark.parametrize("walks", [False, True], ids=["no walk is in time", "walks are in time"])
+def test_layers_have_no_activations_until_a_graph_was_walked(monkeypatch: pytest.MonkeyPatch, walks: bool) -> None:
+    """Where no walk was in time, every module had zero bytes, as if they were known."""
+    monkeypatch.setattr("gpumon_agent.attribution.activations.WALK_NS", 10**12 if walks else 0)
+    made = agents.REGISTRY.agent = agents.Agent("test", publish=False)
+    try:
+        model = nn.Sequential(*(layer for _ in range(50) for layer in (nn.Linear(8, 8), nn.GELU())))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        made.adopt(model, optimizer)
+        for _ in range(4):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        (parts,) = made.accounts.layers.values()
+    finally:
+        made.leave("stopped")
+    layers = [layer for part in parts for layer in part.layers]
+    assert {layer.gradients for layer in layers if layer.kind == "Linear"} == {(8 * 8 + 8) * FLOAT}
+    assert {layer.activations for layer in layers if layer.path != "0"} == ({4 * 8 * FLOAT} if walks else {None})
+    assert (parts[-1].elsewhere is None) is not walks

@@ -303,7 +303,7 @@ class Accounts:
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
         activations = sum([each.nbytes for each in saved])
-        if self._activations.known:
+        if self._activations.walked:  # not before: a walk that is too slow would leave zeros
             self._layers.note(device, saved, activations)
         tracked = where.type != "cuda" or tracks_blocks()
         if not tracked and not self._untracked and reading.allocated is not None:

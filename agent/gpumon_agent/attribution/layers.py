@@ -42,7 +42,6 @@ class LayerLedger:
         self._say = say
         self._saved: dict[int, list[Alive]] = {}  # by device, at the boundary with most activations
         self._fullest: dict[int, int] = {}
-        self._walked = False
         self._kept: tuple[_Bytes, _Bytes] | None = None  # gradients and state
         self._state: _Bytes = {}
         self._state_mark: object = None
@@ -53,7 +52,6 @@ class LayerLedger:
 
     def note(self, device: int, saved: list[Alive], nbytes: int) -> None:
         """Records the live activations at a boundary, in a step whose graph was walked."""
-        self._walked = True
         if self._fullest.get(device, -1) < nbytes:
             self._saved[device], self._fullest[device] = saved, nbytes
 
@@ -115,7 +113,7 @@ class LayerLedger:
             for each in self._saved.get(device, ()):
                 by_place[each.place] += each.nbytes
             for index, _ in self._models():
-                changed += self._layers_of(step, index, device, kept, by_place if self._walked else None)
+                changed += self._layers_of(step, index, device, kept, by_place if device in self._saved else None)
         if changed:
             self._say(tuple(changed))
         return True
