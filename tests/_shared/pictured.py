@@ -1,12 +1,11 @@
 """A screen as text: its characters, and beneath them the colours of each row. Small enough to keep many, and a change
 can be read in a diff. Pictures to look at are in test_pictures.
 
-`GPUMON_PICTURES=write pytest tests/tui/test_situations.py` writes them anew.
+`pytest tests/tui/test_situations.py --snapshot-update` writes them anew.
 """
 
 from __future__ import annotations
 
-import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,13 @@ def _together(styles: list[str]) -> list[tuple[str, str]]:
     return told
 
 
-def compare(name: str, text: str) -> None:
+def compare(name: str, text: str, *, update: bool) -> None:
     """Fails if the picture of this name is another one."""
     path = FOLDER / f"{name}.txt"
-    if os.environ.get("GPUMON_PICTURES") == "write":
+    if update:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return
     if not path.exists():
-        pytest.fail(f"there is no picture {path.name}: GPUMON_PICTURES=write makes it; look at it before you keep it")
-    assert text == path.read_text(), f"{path.name} is another picture: GPUMON_PICTURES=write, then read the diff"
+        pytest.fail(f"there is no picture {path.name}: --snapshot-update makes it; look at it before you keep it")
+    assert text == path.read_text(), f"{path.name} is another picture: --snapshot-update, then read the diff"

@@ -21,6 +21,8 @@ from situations import (
     stray_context,
 )
 
+from gpumon.analysis import Reporter
+from gpumon.session.store import SessionStore
 from gpumon.tui.styles import UNICODE
 from gpumon.tui.text_layout import plain, width
 from gpumon.tui.widgets.answer_line import MOST_ROWS, Stated, answer_lines, stated
@@ -65,6 +67,18 @@ def test_contexts_on_another_rank_s_device_are_named_though_that_rank_is_as_ok_a
     assert text.startswith(" ✓ OK · rank 2")
     assert "ranks 0, 1, 3 hold a CUDA context (1.32 GiB in all) on rank 2's device" in " ".join(text.split())
     assert "map_location in torch.load" in " ".join(rest.split())
+
+
+@pytest.mark.parametrize("make", [a_leak, fragmentation, monster_batch, retained_checkpoint])
+def test_only_what_leaks_has_grown_by_so_many_bytes_so_far(make: Callable[[], Scene]) -> None:
+    """The bytes of other findings are what is left, is too much, or lies unused."""
+    scene, store, reporter = make(), SessionStore(), Reporter()
+    for received in scene.received:
+        store.apply(received)
+    found = {each.code: each for each in reporter.report(store.frame(scene.unix_ns))[0].findings}
+    assert found
+    for code, each in found.items():
+        assert (each.so_far is not None) == (code == "tensor-leak"), each
 
 
 def test_what_to_do_begins_a_row_and_further_rows_stand_below_it() -> None:
