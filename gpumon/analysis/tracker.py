@@ -87,7 +87,7 @@ class Tracker:
                 bytes_per_step=evidence.bytes_per_step,
                 holder=evidence.holder,
                 by=evidence.by,
-                so_far=max(evidence.bytes or 0, evidence.so_far or 0) or None,
+                so_far=max(evidence.bytes or 0, evidence.so_far) if evidence.so_far else None,
                 where=evidence.where,
                 source_line=evidence.source_line,
                 remedy=evidence.remedy,

@@ -136,6 +136,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
         source_line=source_line,
         since=main.since,
         severity=severity,
+        so_far=so_far if main.figure != "blocks" else 512 * so_far,
     )
 
 
@@ -296,6 +297,7 @@ def _host(look: Look, growth: Growth) -> Evidence:
         source_line=source_line,
         subject=growth.figure,
         since=growth.since,
+        so_far=growth.so_far,
         severity="critical" if near else "info" if same else None,
     )
 

@@ -26,7 +26,7 @@ class Evidence:
     since: int | None = None  # the first step, if the evidence knows it
     severity: str | None = None  # if it differs from the rule's
     by: wire.Holder | None = None  # `holder` as fields
-    so_far: int | None = None  # bytes it has grown by, if more than the `bytes` that were counted
+    so_far: int | None = None  # of a leak: bytes it has grown by; at least the `bytes` that were counted
     at_once: bool = False  # opens the finding at the first look
     source_line: str | None = None  # the text of the line `where`
 
