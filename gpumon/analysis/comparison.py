@@ -211,7 +211,7 @@ def _beyond(report: DeviceReport) -> str:
     lines = report.ledger
     if lines is None or not lines.slack or lines.reserved is None:
         return ""
-    text = f"The allocator keeps {size(lines.slack)} more than tensors hold (slack), for the next request"
+    text = f"The allocator keeps {size(lines.slack)} more than tensors hold (cached), for the next request"
     if lines.context is not None:
         text += f"; the driver counts {size(lines.context)} for the process beside it (context)"
     return text + "."

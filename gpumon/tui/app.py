@@ -62,6 +62,9 @@ ASKED = {
     wire.SNAPSHOT_FILE: ("Snapshot", "A file for PyTorch's memory_viz page, on the machine that trains"),
 }
 
+PAST_MODES = ("overview", "layers", "leaks", "estimate")
+"""Screens that show a past step. The others have one of each event, or ranks whose past is not analysed."""
+
 PAGE_STEPS = 100
 """By which the arrows move a replay."""
 
@@ -128,7 +131,7 @@ class MonitorApp(App[int]):
         Binding("full_stop", "step(1)", "Step", id="replay.next", key_display=",/.",
                 tooltip="One step more, and hold; in a live run up to the newest, where it is live again"),
         Binding("comma", "step(-1)", "Step back", show=False, id="replay.previous",
-                tooltip="Back by one step, and hold: all panels of the Overview show that step"),
+                tooltip="Back by one step, and hold: Overview, Layers, Leaks and Estimate show that step"),
         Binding("right,shift+right", "page(1)", "Page", show=False, id="replay.page",
                 tooltip="Forwards by one column of the plot, in a replay by 100 steps; with several ranks shift+right"),
         Binding("left,shift+left", "page(-1)", "Page back", show=False, id="replay.page_back",
@@ -345,7 +348,7 @@ class MonitorApp(App[int]):
             self._live = self._look_at(frame, reports, answered)
         elif self._live.paused != self._paused:
             self._live = self._look_at(self._live.frame, self._live.reports, self._live.answer)
-        self.view = self._cursor.shown(self._live) if self.current_mode == "overview" else self._live
+        self.view = self._cursor.shown(self._live) if self.current_mode in PAST_MODES else self._live
         stack = self.screen_stack
         if not stack:  # a last tick while the app shuts down
             return
@@ -613,7 +616,7 @@ class MonitorApp(App[int]):
     @property
     def _can_look_back(self) -> bool:
         """Whether past steps of a live run can be shown here."""
-        live = self._pace is None and self.current_mode == "overview" and len(self.screen_stack) == 1
+        live = self._pace is None and self.current_mode in PAST_MODES and len(self.screen_stack) == 1
         return live and self._live.rank is not None and bool(self._live.rank.steps)
 
     def action_start(self) -> None:
@@ -629,6 +632,9 @@ class MonitorApp(App[int]):
     def action_page(self, by: int) -> None:
         if self._playback is not None:
             self.action_step(by * PAGE_STEPS)
+            return
+        if self.current_mode != "overview":
+            self.action_step(by)
             return
         plot = self.screen.query_one(Timeline)
         beside = plot.beside(self._cursor.step, by)
@@ -681,8 +687,8 @@ class MonitorApp(App[int]):
             return self._can_look_back or (self._playback is not None and len(self.screen_stack) == 1)
         if action == "theme":
             return not self.colourless
-        if action == "up" and self._can_look_back:
-            return self._cursor.step is not None
+        if action == "up" and self._can_look_back and self._cursor.step is not None:
+            return True
         if action == "up":
             return self.current_mode not in ("overview", "home") and not isinstance(self.screen, ModalScreen)
         if action == "copy":

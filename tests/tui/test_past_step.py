@@ -137,7 +137,33 @@ async def test_keys_go_by_steps_by_columns_to_the_start_and_back_to_live(app_of,
         assert app.view.now is None
 
 
-async def test_other_screens_stay_live_and_have_no_such_keys(app_of, settled, new_run) -> None:
+@pytest.mark.parametrize("key", ["3", "4", "5"])
+async def test_other_screens_show_the_same_step_and_have_the_same_keys(app_of, settled, key: str) -> None:
+    app = app_of(leaking())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("colon", *"100", "enter")
+        await settled(pilot)
+        await pilot.press(key)
+        await settled(pilot)
+        mode = app.current_mode
+        assert step_of(app) == 100
+        assert "PAST step 100 of 239" in answered(app)
+        assert not app.screen.query("#replay")
+        await pilot.press("comma")
+        await settled(pilot)
+        assert step_of(app) == 99
+        assert "PAST step 99 of 239" in answered(app)
+        await pilot.press("escape")
+        await settled(pilot)
+        assert (app.current_mode, step_of(app)) == (mode, 239)
+        assert "PAST" not in text_of(app)
+        await pilot.press("escape")
+        await settled(pilot)
+        assert app.current_mode == "overview"
+
+
+async def test_screens_without_a_past_stay_live_and_have_no_such_keys(app_of, settled, new_run) -> None:
     app = app_of(new_run().usual())
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)

@@ -28,11 +28,12 @@ class MonitorScreen(Screen[None]):
         return cast("Monitor", self.app)
 
     def on_mount(self) -> None:
-        if self.monitor.view.position is not None and self.query("#keys"):
+        view = self.monitor.view
+        if view.position is not None and view.now is None and self.query("#keys"):  # a replay's
             self.mount(ReplayLine(id="replay"), before="#keys")
 
     def show(self, view: View, *, calm: bool) -> None:
-        """Updates the panels; tables only if `calm` (half the rate)."""
+        """Updates the panels; all but the header only if `calm`."""
         for panel in self.query(Panel):
             if calm or not panel.CALM:
                 panel.show(view)

@@ -20,6 +20,7 @@ from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
 from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, rest, uncounted
 from gpumon.tui.widgets.forecast_panel import batch_factor
+from gpumon.tui.widgets.phase_table import WORDS
 
 SOURCES = {
     "exact": "in closed form, from the model's and the optimizer's description",
@@ -235,7 +236,7 @@ def _row(row: Compared, unit: Unit, here: bool, phase: bool, top: bool, room: in
     glyph = " " if phase else glyphs.lines.get(row.line, " ") if row.line != "allocated" else "="
     strong = top or row.line == "allocated"
     role = "cursor" if here else "strong" if strong else "text"
-    name = left(row.line if phase else LABELS.get(row.line, row.line), _NAME - 6)
+    name = left((WORDS if phase else LABELS).get(row.line, row.line), _NAME - 6)
     line: list[Span] = [(f" {glyphs.now if here else ' '} ", "key"), (f"{glyph} ", line_role(row.line)), (name, role)]
     line.append((" ", ""))
     line += row_cells(columns, row, FigureStyle(unit, strong, "–" if glyphs.braille else "-"))
