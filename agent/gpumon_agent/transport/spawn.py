@@ -216,9 +216,11 @@ def _attributes(libc: Any, descriptor: int) -> Iterator[tuple[Any, Any]]:
 def _interpreter() -> str:
     """This process's Python. If embedded, sys.executable is empty or another program. Raises CannotStart."""
     version = "python{}.{}".format(*sys.version_info)
-    running = None
-    with contextlib.suppress(OSError):  # a process that has changed its user may not read it
+    try:
         running = str(Path("/proc/self/exe").readlink())
+    except OSError as error:  # a process that has changed its user may not read it
+        pass_on(error)
+        running = ""
     for path in (
         sys.executable,
         getattr(sys, "_base_executable", None),

@@ -35,6 +35,7 @@ MISSING = {
     "outlook on the disk": "a batch that will not fit is not noted on the disk",
     "outlook": "there is no warning before a batch that will not fit",
     "outlook's learning": "the agent's forecast learns nothing more",
+    "owners of blocks": "a map of the blocks does not show whose they are",
     "peak": "the breakdown of a step's peak is missing",
     "phase": "phases that you named are not seen",
     "picture": "viewers that attach from now on see no model",
