@@ -35,8 +35,10 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
-PATIENCE_S = 3.0
-"""Maximum wait for the snapshot, one closed step and one reading of the machine."""
+PATIENCE_S, PATIENCE_MAX_S = 3.0, 60.0
+"""How long it waits for one closed step and one reading of the machine: from each message while the past arrives, and
+in all.
+"""
 
 
 def picture(view: View, columns: int, glyphs: Glyphs) -> str:
@@ -84,10 +86,12 @@ def print_live(descriptors: Iterable[Descriptor], look: Options, host: HostFeed)
 
     store = SessionStore()
     try:
-        asyncio.run(_gather(link.subscribe(descriptors), store, host))
+        whole = asyncio.run(_gather(link.subscribe(descriptors), store, host))
     except LinkError as error:
         click.echo(f"Error: {error}.", err=True)
         return 1
+    if not whole:
+        click.echo("Note: not all of the past has arrived: these figures may be old.", err=True)
     return _print(store, look)
 
 
@@ -102,35 +106,45 @@ def print_replay(recording: Iterable[wire.Received], look: Options) -> int:
     return _print(store, look)
 
 
-async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, host: HostFeed) -> None:
+async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, host: HostFeed) -> bool:
+    """Whether the past has arrived whole."""
     reading = asyncio.create_task(_read_host(host, store))
-    deadline = time.monotonic() + PATIENCE_S
-    complete = False
+    deadline: float | None = None
+    last: float | None = None
+    past = known = False
     try:
         async with closing(events) as heard:
             while True:
-                left = max(0.0, deadline - time.monotonic()) if store.frame(time.time_ns()).ranks else None
-                if left == 0.0:
-                    return
-                next_event = asyncio.ensure_future(anext(heard))
                 # before the first message, the link has its own timeout and its own error message
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if left == 0.0:
+                    return past
+                next_event = asyncio.ensure_future(anext(heard))
                 done, _ = await asyncio.wait({next_event}, timeout=left)
                 if not done:
                     next_event.cancel()
                     await asyncio.gather(next_event, return_exceptions=True)
-                    return
+                    return past
                 try:
-                    store.apply(next_event.result())
+                    received = next_event.result()
                 except StopAsyncIteration:
-                    return
-                ranks = store.frame(time.time_ns()).ranks if reading.done() else ()
-                if not ranks or not all(rank.synced and (rank.steps or rank.goodbye) for rank in ranks):
+                    return True
+                store.apply(received)
+                now = time.monotonic()
+                last = last or now + PATIENCE_MAX_S
+                if not past:
+                    deadline = min(now + PATIENCE_S, last)
+                    if not isinstance(received.event, wire.Synced):  # a frame for each message takes long
+                        continue
+                ranks = store.frame(time.time_ns()).ranks
+                past = past or all(rank.synced for rank in ranks)
+                if not past or not reading.done() or not all(rank.steps or rank.goodbye for rank in ranks):
                     continue
-                if not complete:
-                    complete, deadline = True, time.monotonic() + ROOM_PATIENCE_S
+                if not known:
+                    known, deadline = True, now + ROOM_PATIENCE_S
                 frame = store.frame(time.time_ns())
                 if room_known(frame, report(frame)):
-                    return
+                    return True
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
