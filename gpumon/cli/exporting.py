@@ -216,8 +216,12 @@ def print_once() -> int:
     async def settle() -> None:
         running = asyncio.create_task(exporter.run())
         await exporter.pasts()
-        end = time.monotonic() + ROOM_PATIENCE_S
+        end = time.monotonic() + ONCE_PATIENCE_S
         exporter.look()
+        while not all(each.frame.hosts for each in exporter.watched) and time.monotonic() < end:
+            await asyncio.sleep(0.1)  # the first reading of the machine
+            exporter.look()
+        end = time.monotonic() + ROOM_PATIENCE_S
         while not all(room_known(each.frame, each.reports) for each in exporter.watched) and time.monotonic() < end:
             await asyncio.sleep(0.1)
             exporter.look()
