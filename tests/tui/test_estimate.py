@@ -17,7 +17,7 @@ from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import LABELS, ORDER
 from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, explanation, owners_of, page_lines
-from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, summed, sums, uncounted
+from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, label, summed, sums, uncounted
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -229,3 +229,9 @@ async def test_before_a_model_is_known_it_says_what_is_missing(app_of, new_run, 
         await settled(pilot)
         assert "known once a model is described" in text_of(app)
         await pilot.press("down", "end", "e")
+
+
+def test_a_label_that_does_not_fit_is_a_shorter_word_and_not_cut() -> None:
+    assert label("held", 19) == "kept after the step"
+    assert label("held", 18) == "kept"
+    assert label("weights", 11) == "weights"

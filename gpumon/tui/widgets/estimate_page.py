@@ -18,7 +18,7 @@ from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
-from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, rest, uncounted
+from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, label, rest, uncounted
 from gpumon.tui.widgets.forecast_panel import batch_factor
 from gpumon.tui.widgets.phase_table import WORDS
 
@@ -236,7 +236,7 @@ def _row(row: Compared, unit: Unit, here: bool, phase: bool, top: bool, room: in
     glyph = " " if phase else glyphs.lines.get(row.line, " ") if row.line != "allocated" else "="
     strong = top or row.line == "allocated"
     role = "cursor" if here else "strong" if strong else "text"
-    name = left((WORDS if phase else LABELS).get(row.line, row.line), _NAME - 6)
+    name = left(WORDS.get(row.line, row.line) if phase else label(row.line, _NAME - 6), _NAME - 6)
     line: list[Span] = [(f" {glyphs.now if here else ' '} ", "key"), (f"{glyph} ", line_role(row.line)), (name, role)]
     line.append((" ", ""))
     line += row_cells(columns, row, FigureStyle(unit, strong, "–" if glyphs.braille else "-"))

@@ -15,7 +15,7 @@ from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
 _SHORT = {"held": "kept"}
-"""Of a column that is narrower than the other panels' labels."""
+"""Where a label does not fit."""
 
 LEAST_WITH_ADDED = 8
 """Below this, what a step adds is hidden."""
@@ -85,6 +85,11 @@ def summed(found: EstimateCheck, most: int) -> tuple[Compared, ...]:
         rows = [row for row in rows if row in largest]
         other = rest(total, rows) if room else None
     return (*rows, *([other] if other is not None else []), *last)[-most:] if most > 0 else ()
+
+
+def label(line: str, room: int) -> str:
+    text = LABELS.get(line, line)
+    return text if len(text) <= room else _SHORT.get(line, text)
 
 
 def _sum(rows: Sequence[Compared]) -> Compared:
@@ -165,7 +170,7 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
         glyph = "=" if r.line == "allocated" else " " if strong else glyphs.lines.get(r.line, " ")
         line: list[Span] = [
             (f" {glyph} ", line_role(r.line)),
-            (left(_SHORT.get(r.line) or LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
+            (left(label(r.line, name - 3), name - 3), "strong" if strong else "text"),
         ]
         line += row_cells(columns, r, FigureStyle(unit, strong))
         if with_source:
