@@ -16,6 +16,11 @@ FOLDER = Path(__file__).parents[1] / "tui" / "pictures"
 
 
 def text_of(app: Any) -> str:
+    """The rows as drawn."""
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def picture_of(app: Any) -> str:
     """The rows as drawn, then "row: columns style, …" for each row that has more than plain text."""
     rows = [list(strip) for strip in app.screen._compositor.render_strips()]
     lines = ["".join(segment.text for segment in row).rstrip() for row in rows]

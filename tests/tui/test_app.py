@@ -6,6 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 
 import pytest
+from pictured import text_of
 from textual.events import MouseScrollDown, MouseScrollUp
 
 from gpumon.link.errors import NotGpumon
@@ -14,10 +15,6 @@ from gpumon.tui.feed import Pace
 from gpumon.tui.screens.help import HelpScreen, keys_of
 from gpumon.tui.themes import NAMES
 from gpumon_agent import wire
-
-
-def text_of(app: MonitorApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 async def test_the_overview_answers_what_is_where_and_whether_it_fits(app_of, new_run) -> None:

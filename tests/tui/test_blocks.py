@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pictured import text_of
 from textual import events
 
 from gpumon.analysis.blocks import (
@@ -35,10 +36,6 @@ SEGMENTS = (
     wire.Segment(300 * MIB, 32 * MIB, False, 7, expandable=True, blocks=((32 * MIB, USED),)),
     wire.Segment(400 * MIB, 128 * MIB, False, 0, private=True, blocks=((28 * MIB, USED), (100 * MIB, FREE))),
 )
-
-
-def text_of(app: Any) -> str:
-    return "\n".join("".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips())
 
 
 @pytest.mark.parametrize("cut", [False, True])

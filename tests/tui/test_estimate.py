@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pictured import text_of
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.comparison import HELD, Compared, EstimateCheck, compare, remarks
@@ -165,10 +166,6 @@ def test_the_panel_s_sum_is_explained_to_the_byte(new_run, store_of) -> None:
     found = estimated(view_of(store_of(new_run().usual(20)))).found
     text = plain(estimate_lines(Comparisons(found, False), 60, 6, ASCII, "strong"))
     assert " = allocated" in text
-
-
-def text_of(app) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 async def test_the_chosen_line_is_explained_to_the_byte(app_of, new_run, settled) -> None:

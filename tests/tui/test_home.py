@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pictured import text_of
 from watched import START_NS, Run
 
 from gpumon.analysis import Reporter
@@ -38,10 +39,6 @@ def rows_of(store_of: Any, *runs: Run, job: str = "job", about: str = "pid 1 · 
     frame = store_of(*runs).frame(max(each.unix_ns for run in runs for each in run.events))
     reports = Reporter().report(frame)
     return job_rows(job, runs[0].name, about, frame, reports, answer(frame, reports))
-
-
-def text_of(app: MonitorApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing

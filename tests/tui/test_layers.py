@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pictured import text_of
 
 from gpumon.analysis.layer_repeats import path_of, runs, sentence
 from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree, trees
@@ -265,10 +266,6 @@ def test_the_work_for_layers_grows_with_their_number_and_no_faster(store_of, new
 @pytest.fixture
 def a_run(new_run):
     return new_run().hello().modules().steps(12_400, 20).layers(12_419).beat(12_420).synced().host()
-
-
-def text_of(app) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 async def test_keys_open_sort_and_filter(app_of, a_run, settled) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pictured import text_of
 
 from gpumon.analysis.census import ORDERS, alive, rows_of
 from gpumon.analysis.types import Growth
@@ -28,10 +29,6 @@ FEW = wire.Group((), "float32", 0, 30, 15_360, grown=20)
 ELSEWHERE = wire.Group((4,), "int64", 1, 1, 512)
 NOW = wire.Census(200, 9, 1, "growth", (HELD, FEW, ELSEWHERE), 41, 179_712, 1000, 3, 900)
 BEFORE = wire.Census(100, 8, 0, "asked")
-
-
-def text_of(app: Any) -> str:
-    return "\n".join("".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips())
 
 
 def test_groups_of_the_device_are_sorted_and_told_by_the_step() -> None:

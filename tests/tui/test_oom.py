@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pictured import text_of
 
 from gpumon.analysis import Reporter
 from gpumon.tui.screens.help import OomScreen
@@ -16,10 +17,6 @@ from gpumon.tui.widgets.oom_panel import OomPanel, oom_lines
 def view_of(store):
     frame = store.frame(1_790_000_000_000_000_000 + 10**12)
     return choose(frame, Reporter().report(frame), None, None)
-
-
-def text_of(app) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pictured import text_of
 from textual.events import MouseScrollUp
 from watched import GIB, MIB, Run
 
@@ -20,10 +21,6 @@ from gpumon.tui.widgets.timeline import Timeline
 from gpumon_agent import wire
 
 FIRST, LAST = 12_192, 12_431  # of a usual run
-
-
-def text_of(app: MonitorApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def step_of(app: MonitorApp) -> int:

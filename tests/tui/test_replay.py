@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pictured import text_of
 from synthetic import MIB, Run
 from textual.pilot import Pilot
 
@@ -43,10 +44,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def app(recorded: Path) -> MonitorApp:
     return MonitorApp(recording=link.replay(recorded), pace=Pace(1.0))
-
-
-def text_of(app: MonitorApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 async def until(pilot: Pilot[int], condition: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pictured import compare, text_of
+from pictured import compare, picture_of
 from situations import SITUATIONS, Scene, a_leak
 from textual.pilot import Pilot
 
@@ -69,7 +69,7 @@ async def pictured(pilot: Pilot[Any], reader: Any, name: str, form: str, *, upda
         await pilot.resize_terminal(width, height)
         for _ in range(2):  # heights may follow what is shown
             await settled(pilot, reader)
-        compare(f"{name}/{width}x{height}{'-' * bool(form)}{form}", text_of(pilot.app), update=update)
+        compare(f"{name}/{width}x{height}{'-' * bool(form)}{form}", picture_of(pilot.app), update=update)
 
 
 @pytest.mark.parametrize("make", SITUATIONS, ids=lambda make: make.__name__)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import pytest
+from pictured import text_of
 
 from gpumon.tui.text_layout import cells, chop
 from gpumon.tui.training_output import LINE_CHARS_MAX, LINES_MAX, READ_BYTES, TrainingOutput
@@ -82,10 +83,6 @@ def test_long_lines_are_cut_into_rows_with_their_spaces_and_no_character_is_lost
         rows = chop(text, room)
         assert "".join(rows) == text
         assert all(cells(row) <= room for row in rows)
-
-
-def text_of(app: Any) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
