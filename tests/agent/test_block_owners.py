@@ -153,3 +153,23 @@ def test_numbers_of_owners_that_recordings_have() -> None:
     assert wire.HOLDER_OWNERS == 128
     fields = set(wire.Ledger.__struct_fields__)
     assert fields >= set(wire.BLOCK_OWNERS[1:])
+
+
+def test_owners_have_50_milliseconds_of_the_thread_and_five_times_that_in_all(watch: Any, monkeypatch: Any) -> None:
+    import torch
+
+    from gpumon_agent.attribution import block_owners
+    from gpumon_agent.thread_clock import ThreadClock
+
+    allowed = []
+
+    class Noted(ThreadClock):
+        def __init__(self, budget_ns: int, *, wall_ns: int | None = None) -> None:
+            super().__init__(0)  # none is left
+            allowed.append((budget_ns, wall_ns))
+
+    model = torch.nn.Linear(4, 4)
+    watch(model, torch.optim.SGD(model.parameters()))
+    monkeypatch.setattr(block_owners, "ThreadClock", Noted)
+    assert watch.agent.accounts._block_owners.now(0, [], [], []) is None
+    assert allowed == [(50_000_000, 250_000_000)]

@@ -206,6 +206,20 @@ def test_a_slice_takes_two_milliseconds_and_a_request_pauses_for_at_most_100(wat
     assert 0 < sum(each for each in times if each > 2_000_000) <= 100_000_000
 
 
+def test_5_000_storages_are_remembered_with_their_holders(limited: agents.Agent) -> None:
+    census = limited.leaks.census
+    census._begin(2, "growth", ())
+    taking = census._taking
+    assert taking is not None
+    kept = [torch.zeros(3) for _ in range(6_000)]
+    walk: Any = SimpleNamespace(name=lambda: Name("losses[*]", "list", None))
+    for tensor in kept:
+        taking._count(tensor, tensor, walk)
+    ((key, tally),) = taking._tallies.items()
+    taking._first_holders[id(tally)] = taking._group(key, tally).holders[0]
+    assert len(taking._storages()) == 5_000
+
+
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[agents.Agent]:
     """An agent that keeps within its budget."""

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -347,3 +348,24 @@ def test_encoding_may_take_20_ms_for_a_viewer_and_300_as_the_run_ends(
     virtual_gpu: Any, at_an_oom: bool, took_ms: int
 ) -> None:
     virtual_gpu().run(encodes, at_an_oom, took_ms)
+
+
+@pytest.mark.parametrize(("after_ns", "waits"), [(4_900_000_000, True), (5_100_000_000, False)])
+def test_blocks_wait_five_seconds_for_a_graph_that_never_comes(
+    monkeypatch: pytest.MonkeyPatch, after_ns: int, waits: bool
+) -> None:
+    """As in a loop without a training forward."""
+    from gpumon_agent.guard import Guard
+    from gpumon_agent.transport import requests as module
+
+    now, awaited = 10**12, []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now))
+    requests = module.Requests(
+        Guard(), now=lambda: (0, "eval", 0), say=lambda events: None, write_file=lambda *file: None,
+        tell=lambda text: None, rang=lambda: None, recording=lambda: False, graph_to_come=lambda: True,
+        await_graph=awaited.append,
+    )  # fmt: skip
+    assert requests._waits()
+    now += after_ns
+    assert requests._waits() == waits
+    assert awaited == [True, waits]
