@@ -330,7 +330,8 @@ class Rank:
             self.newest = event.step
         else:
             at = self._position(event.step)
-            if steps[at].step == event.step:  # the same step closed twice: a second optimizer, or a restarted count
+            # the same step closed twice: a second optimizer, or a restarted count
+            if at < len(steps) and steps[at].step == event.step:
                 steps.put(at, record)
             else:
                 steps.insert(at, record)
@@ -343,9 +344,9 @@ class Rank:
         steps = self.steps
         late = self.open.pop(step)
         at = self._position(step)
-        known = steps[at]
-        if known.step != step or known.closed is None:
-            if step > steps[0].step or len(steps) < self.limits.steps:
+        known = steps[at] if at < len(steps) else None
+        if known is None or known.step != step or known.closed is None:
+            if at or len(steps) < self.limits.steps:
                 self.open[step] = late
             return
         phases, alone, highest = _in_order(known.phases + tuple(late.phases))
@@ -367,10 +368,10 @@ class Rank:
         )
 
     def _position(self, step: int) -> int:
-        """Index of the first record with a number of at least `step`; the last record has one."""
+        """Index of the first record with a number of at least `step`; past the end if there is none."""
         steps = self.steps
         at = len(steps) - 1
-        if at > 0 and steps[at - 1].step < step:
+        if at > 0 and steps[at - 1].step < step <= steps[at].step:
             return at
         return bisect_left(steps, step, key=lambda record: record.step)
 

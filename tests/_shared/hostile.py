@@ -84,6 +84,8 @@ def _of(kind: Any, name: str) -> st.SearchStrategy[Any]:
             return st.floats(kind.ge, kind.le)
         case inspect.StrType():
             return st.just(SAME[name]) | st.just(SAME[name]) | texts if name in SAME else texts
+        case inspect.BytesType():
+            return st.binary(max_size=min(kind.max_length, 16))
         case inspect.VarTupleType():
             return st.lists(_of(kind.item_type, name.removesuffix("s")), max_size=min(kind.max_length, 4))
         case inspect.TupleType():

@@ -283,3 +283,11 @@ def test_many_ranks_share_the_steps_that_are_kept() -> None:
         apply(run.stream(40), store=store)
     assert {len(rank.steps) for rank in store.frame(0).ranks} == {30}
     assert [record.step for record in store.frame(0).ranks[0].steps] == list(range(120, 150))
+
+
+def test_a_step_older_than_all_that_were_thinned_is_taken() -> None:
+    """No agent says so; a damaged recording may."""
+    run = Run()
+    thinned = run.received(wire.Thinned(until=9, newest=9), 9)
+    store = apply(run.picture(), run.step(3), [thinned], run.step(1), run.step(2))
+    assert [record.step for record in store.frame(0).ranks[0].steps] == [1, 2]
