@@ -129,6 +129,14 @@ def untransformed(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Its shape; of a nested tensor, whose dimensions are not all numbers, that of its values."""
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    values = next(plain(tensor), tensor)
+    return (values.numel(),) if values.is_nested else tuple(values.shape)
+
+
 def storages(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
     """(identity, bytes, device) of each storage behind `tensor`. Identities are valid while the storage lives."""
     for part in plain(tensor):

@@ -322,6 +322,16 @@ def test_2_000_kinds_of_tensors_and_200_names_of_a_kind_are_told_apart(
     assert len(runs) == 8
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_are_kept_are_named(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layout has no shape, and a shape of the other is not made of numbers."""
+    parts = [torch.ones(2, 23), torch.ones(3, 23)]
+    kept = {layout: [torch.nested.nested_tensor(parts, layout=layout)] for layout in (torch.strided, torch.jagged)}
+    found = {group.shape: group.holders[0].container for group in kept_census(watch, monkeypatch).groups}
+    assert {found[(115,)], found[(5, 23)]} == {"kept"}
+    assert len(kept) == 2
+
+
 def test_of_equal_tensors_the_graphs_of_the_first_three_are_measured_for_200_microseconds_each(
     watch: Any, monkeypatch: pytest.MonkeyPatch, times: list[int]
 ) -> None:

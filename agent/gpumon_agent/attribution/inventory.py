@@ -37,6 +37,7 @@ from gpumon_agent.storages import (
     INPUT_DEPTH_MAX,
     has_storage,
     index_of,
+    shape_of,
     storages,
     tensors_in,
     tensors_within,
@@ -134,13 +135,13 @@ class Inventory:
             for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
                 if type(value) is Tensor and has_storage(value):
                     noted.append(weakref.ref(value))
-                    shapes.append(tuple(value.shape))
+                    shapes.append(shape_of(value))
                     if not value.is_meta:
                         sizes[id(value)] = value.nbytes
                 else:
                     for tensor in map(untransformed, tensors_in(value, INPUT_DEPTH_MAX - 2)):
                         noted.append(weakref.ref(tensor))
-                        shapes.append(tuple(tensor.shape))
+                        shapes.append(shape_of(tensor))
                         held = sum(nbytes for _, nbytes, _ in storages(tensor))
                         sizes[id(tensor)] = min(held, tensor.nbytes) if tensor.layout is torch.strided else held
         self._inputs = noted

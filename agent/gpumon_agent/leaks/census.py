@@ -49,7 +49,7 @@ from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
 from gpumon_agent.leaks.object_children import Files, Name
 from gpumon_agent.leaks.owned_storages import OwnedStorages
-from gpumon_agent.storages import CPU, plain
+from gpumon_agent.storages import CPU, plain, shape_of
 from gpumon_agent.thread_clock import ThreadClock
 
 SLICE_NS = 2_000_000  # a slice ends at the first clock check after it: names that move in each step need long ones
@@ -454,7 +454,7 @@ class _Taking:
         if not several:  # a single variable; it may hold another tensor than before
             if self._reason == "growth":
                 graph = tensor.requires_grad and not tensor.is_leaf
-                key = (tensor.shape, tensor.dtype, part.get_device(), graph, "")
+                key = (shape_of(tensor), tensor.dtype, part.get_device(), graph, "")
                 self._cycles.note(walk.way(), name, key, storage, self._step)
             if name.key in self._single:
                 if name.key in self._long:
@@ -465,7 +465,7 @@ class _Taking:
         self._known.add(storage.data_ptr())
         device = part.get_device()
         graph = tensor.requires_grad and not tensor.is_leaf
-        key = (tensor.shape, tensor.dtype, device, graph, name.key if graph and not several else "")
+        key = (shape_of(tensor), tensor.dtype, device, graph, name.key if graph and not several else "")
         tally = self._tallies.get(key)
         if tally is None:
             if len(self._tallies) >= _TALLIES_MAX:
@@ -596,7 +596,7 @@ class _Taking:
         }
         return [
             wire.Group(
-                shape=tuple(shape),
+                shape=shape,
                 dtype=str(dtype).removeprefix("torch."),
                 device=0 if self._on_cpu else device,
                 count=len(each),
@@ -689,7 +689,7 @@ class _Taking:
         )
         before = self._census._before
         return wire.Group(
-            shape=tuple(shape),
+            shape=shape,
             dtype=str(dtype).removeprefix("torch."),
             device=0 if self._on_cpu else device,
             count=tally.count,
