@@ -103,7 +103,7 @@ def child(way: str, layers: int, seconds: float) -> None:
             put(in_place=hooked and way != "out again")
             phases._step_opened_ns = time.monotonic_ns()  # the steps without hooks are none
             if way == "quiet" and phases.quiet:
-                phases._left, phases._until_ns = FAR, FAR
+                phases.quiet_mark.left, phases._until_ns = FAR, FAR
                 phases._set_due()
             block.append(run(steps))
         bare += [block[0], block[3]]

@@ -39,6 +39,7 @@ _FIRST = (
     44 if sys.version_info < (3, 11) else 9
 )  # the array: words into 3.10's PyFrameObject, 3.11's _PyInterpreterFrame
 _INNER = 3  # words into 3.11's PyFrameObject: a pointer to the _PyInterpreterFrame
+_INNER_BYTES = _INNER * _WORD_BYTES
 _References = ctypes.POINTER(ctypes.py_object)
 
 FRAMES_MAX = 200  # read, outwards
@@ -175,11 +176,16 @@ def _from_array(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def _slots(frame: FrameType) -> Any:
-    if sys.version_info >= (3, 11):
-        return _References.from_address(id(frame) + _INNER * _WORD_BYTES)
-    address = ctypes.c_size_t(id(frame))
-    return _References.from_buffer(address)
+if sys.version_info >= (3, 11):
+
+    def _slots(frame: FrameType) -> Any:
+        return _References.from_address(id(frame) + _INNER_BYTES)
+
+else:
+
+    def _slots(frame: FrameType) -> Any:
+        address = ctypes.c_size_t(id(frame))
+        return _References.from_buffer(address)
 
 
 def _nothing(frame: FrameType) -> dict[str, Any]:

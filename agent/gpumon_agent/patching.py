@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpumon_agent.importlib_bootstrap import After, Before, Compiler, between, uncompiled
+from gpumon_agent.quiet_mark import QuietMark
 
 
 class Replaced(NamedTuple):
@@ -283,11 +284,9 @@ class Patches:
         self._undo.append(restore)
         return restore
 
-    def observe(
-        self, owner: Any, name: str, before: Before, after: After, *, inert: Callable[[], bool] | None = None
-    ) -> Callable[[], None]:
+    def observe(self, owner: Any, name: str, before: Before, after: After, **how: Any) -> Callable[[], None]:
         """Call `before` and `after` around each call of a function; see `around`. The result restores it."""
-        return self.replace(owner, name, around(vars(owner)[name], before, after, inert=inert))
+        return self.replace(owner, name, around(vars(owner)[name], before, after, **how))
 
     def restore(self) -> None:
         """Everything, newest first."""
@@ -296,21 +295,30 @@ class Patches:
 
 
 def around(
-    original: Callable[..., Any], before: Before, after: After, *, inert: Callable[[], bool] | None = None
+    original: Callable[..., Any],
+    before: Before,
+    after: After,
+    *,
+    inert: Callable[[], bool] | None = None,
+    mark: QuietMark | None = None,
+    code: int = 0,
 ) -> Any:
     """`original`, between two functions of ours, neither of which may raise.
 
     `before` gets the call's arguments, and what it returns goes to `after` with the result or the exception; None: no
     `after`. The user's exception leaves without a frame of ours, a warning names the user's line. While `inert()`, by
-    default while a compiler traces, both are left out.
+    default while a compiler traces, both are left out. In an idle step, too: then the `mark` gets `code`.
     """
     compiler = _compiler()
-    return between(original, before, after, inert or compiler.traces, compiler)
+    return between(original, before, after, inert or compiler.traces, compiler, mark, code)
 
 
-def hook(function: Callable[..., object]) -> Callable[..., None]:
-    """`function` as one of torch's hooks, which returns None. While a compiler traces it is left out."""
-    return uncompiled(function, _compiler())
+def hook(
+    function: Callable[..., object], mark: QuietMark | None = None, due: Callable[..., object] | None = None
+) -> Callable[..., None]:
+    """`function` as one of torch's hooks, which returns None. While a compiler traces it is left out; see `uncompiled`
+    for `mark` and `due`."""
+    return uncompiled(function, _compiler(), mark, due)
 
 
 def frame_compiler() -> Callable[[Any], Any]:
@@ -329,7 +337,7 @@ def _compiler() -> Compiler:
         skip = functools.partial(_skip, frames.set_code_exec_strategy, strategy)
     else:  # before torch 2.7
         skip = frames.skip_code
-    return Compiler(torch.compiler.is_compiling, frames.set_eval_frame, skip)
+    return Compiler(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, frames.set_eval_frame, skip)
 
 
 def _skip(act: Callable[[Any, Any], None], strategy: Any, code: Any) -> None:

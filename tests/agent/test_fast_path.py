@@ -37,7 +37,7 @@ def idle(resting: Any) -> tuple[Model, torch.optim.Optimizer, Any]:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters())
     resting(model, optimizer)
-    while not resting.agent.phases.idle:
+    while not resting.agent.phases.quiet_mark.idle:
         train(model, optimizer)
     train(model, optimizer)
     model.callers.clear()
@@ -63,10 +63,10 @@ def test_the_users_hooks_are_called_and_the_forward_counts_once(idle: Any) -> No
         lambda: modules.register_module_forward_pre_hook(lambda each, _: seen.append(type(each).__name__)),
     ):
         registered = register()
-        passed = phases.passed
+        passed = phases.quiet_mark.passed
         model(torch.ones(2, 4))
         registered.remove()
-        assert phases.passed == passed + 1
+        assert phases.quiet_mark.passed == passed + 1
     assert seen == ["before", "after", "Model", "Linear"]
 
 
@@ -74,9 +74,9 @@ def test_a_shallow_copy_shares_the_hooks_and_is_no_forward_of_the_model(idle: An
     model, _, phases = idle
     other = copy.copy(model)
     assert other._forward_pre_hooks is model._forward_pre_hooks
-    passed = phases.passed
+    passed = phases.quiet_mark.passed
     other(torch.ones(2, 4))
-    assert phases.passed == passed
+    assert phases.quiet_mark.passed == passed
 
 
 def test_a_batch_with_a_new_shape_is_seen_among_positional_and_named_arguments(idle: Any) -> None:
@@ -99,10 +99,10 @@ def test_a_mode_of_the_user_does_not_see_us_read_the_shapes(idle: Any) -> None:
             return function(*args, **(kwargs or {}))
 
     batch = torch.ones(2, 4)
-    passed = phases.passed
+    passed = phases.quiet_mark.passed
     with Mode():
         model(batch)
-    assert phases.passed == passed + 1
+    assert phases.quiet_mark.passed == passed + 1
     assert "__get__" not in seen
 
 
@@ -111,9 +111,9 @@ def test_what_fails_in_the_look_at_a_call_does_not_reach_the_training(
 ) -> None:
     model, _, phases = idle
     monkeypatch.setattr(torch_hooks, "_read_call", lambda frame: 1 / 0)
-    passed = phases.passed
+    passed = phases.quiet_mark.passed
     model(torch.ones(2, 4))
-    assert phases.passed == passed + 1  # the hook has done it
+    assert phases.quiet_mark.passed == passed + 1  # the hook has done it
     model(torch.ones(2, 4))
     assert model.callers == ["inner", "inner"]
     assert torch_hooks.guard.failures.pop("forward") == 1

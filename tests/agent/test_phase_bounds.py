@@ -92,7 +92,7 @@ class Training:
         """`counts`: what is due as they close is done."""
         for _ in range(count):
             self.now += ns
-            if self.phases.pass_step(self.now) and counts:
+            if self.phases.quiet_mark.pass_step(self.now) and counts:
                 self.phases.do_quietly()
 
     def last_step(self) -> wire.Step:

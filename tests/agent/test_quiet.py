@@ -50,7 +50,7 @@ def test_quiet_steps_are_counted_and_have_no_events(resting: Any) -> None:
     before = len(resting.events())
     train(model, optimizer, 20)
     assert len(resting.events()) == before
-    assert resting.agent.phases.idle
+    assert resting.agent.phases.quiet_mark.idle
     read_next(resting)
     train(model, optimizer, 2)
     last = resting.steps()[-1]
@@ -84,6 +84,18 @@ def test_a_new_batch_that_costs_too_much_is_predicted_all_the_same(resting: Any,
         (step, [(3, 4)]) for step in (asked[0][0], asked[0][0] + 1)
     ]
     assert resting.agent.phases.quiet
+
+
+def test_a_new_batch_that_was_only_predicted_leaves_no_trace_in_the_next_step_that_is_read(
+    resting: Any, monkeypatch: Any
+) -> None:
+    """Its forward began and, as the step was idle, did not end."""
+    model, optimizer = rested(resting)
+    monkeypatch.setattr(governor.Governor, "may_wake", lambda _: False)
+    train(model, optimizer, 1, batch=3)
+    read_next(resting)
+    train(model, optimizer, 2)
+    assert resting.words()[-1] == ["between", "forward", "backward", "optimizer"]
 
 
 def test_a_batch_that_may_not_fit_is_predicted_each_time_it_comes(resting: Any, monkeypatch: Any) -> None:
@@ -121,10 +133,41 @@ def test_steps_of_optimizers_that_take_turns_are_counted(resting: Any, several: 
     for _ in range(10):
         turn()
     assert resting.agent.phases.quiet
-    assert resting.agent.phases.idle is not several
+    assert resting.agent.phases.quiet_mark.idle is not several
     turn()
     resting.agent.phases._count_quiet()
     assert resting.agent.phases.step == 11 * (1 + several) - several  # the last waits for the next event
+
+
+def test_an_idle_step_through_the_scaler_counts_once(resting: Any) -> None:
+    model, optimizer = rested(resting)
+    scaler, begun = torch.amp.GradScaler("cpu"), resting.agent.phases.step
+    for _ in range(5):
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert resting.agent.phases.quiet_mark.idle
+    resting.agent.phases._count_quiet()
+    assert resting.agent.phases.step == begun + 5
+
+
+def test_hooks_that_are_muted_mark_nothing(resting: Any) -> None:
+    """In a forked child the word is in memory that the parent's helper reads."""
+    model, optimizer = rested(resting)
+    train(model, optimizer, 1)
+    mark = resting.agent.phases.quiet_mark
+    before = mark.words[mark.at]
+    resting.agent.hooks.mute()
+    train(model, optimizer, 3)
+    assert mark.words[mark.at] == before
+
+
+def test_a_graphs_capture_ends_idle_steps(resting: Any) -> None:
+    """Its step must be seen: each replay will be one, too."""
+    model, optimizer = rested(resting)
+    train(model, optimizer, 1)
+    resting.agent.hooks._graphs._capture_begins(optimizer)
+    assert not resting.agent.phases.quiet_mark.idle
 
 
 def test_steps_that_the_user_marks_are_counted(resting: Any) -> None:
@@ -162,7 +205,7 @@ def test_another_optimizer_is_noticed_in_an_idle_step(resting: Any) -> None:
     train(model, optimizer, 2)
     train(model, other, 1)
     assert len(resting.agent.phases.optimizers) == 2
-    assert not resting.agent.phases.idle
+    assert not resting.agent.phases.quiet_mark.idle
 
 
 def test_named_phases_are_read_and_the_run_rests_no_more(resting: Any) -> None:
@@ -191,7 +234,7 @@ def test_the_running_phase_is_known_without_an_event(resting: Any) -> None:
     handles = [parameter.register_hook(lambda _: look()) for parameter in model.parameters()]
     optimizer.register_step_pre_hook(lambda *_: look())
     train(model, optimizer, 2)
-    assert resting.agent.phases.idle
+    assert resting.agent.phases.quiet_mark.idle
     step = resting.agent.phases.where()[0]
     each = ["forward", "backward", "backward", "optimizer"]
     assert seen == [(at, phase) for at in (step - 2, step - 1) for phase in each]
@@ -303,7 +346,13 @@ def test_what_fails_as_a_quiet_step_closes_does_not_reach_the_training(
         raise RuntimeError("by the test")
 
     monkeypatch.setattr(phases, what, fail)
-    phases.works, phases._ends_apart_ns, phases._due_ns, phases._ends_due_ns, phases._look_due_ns = True, 1, 0, 0, 0
+    phases.works, phases._ends_apart_ns, phases.quiet_mark.due_ns, phases._ends_due_ns, phases._look_due_ns = (
+        True,
+        1,
+        0,
+        0,
+        0,
+    )
     train(model, optimizer, 1)
     assert failures.pop("optimizer") == 1
     phases.works = False
@@ -311,19 +360,21 @@ def test_what_fails_as_a_quiet_step_closes_does_not_reach_the_training(
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_has_no_shape_and_passes_all_the_same(resting: Any) -> None:
+@pytest.mark.parametrize(("layout", "shape"), [(torch.strided, (20,)), (torch.jagged, (5, 4))])
+def test_a_nested_batch_is_told_with_the_shape_of_its_values(resting: Any, layout: Any, shape: Any) -> None:
     model, optimizer = rested(resting)
-    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
-    assert type(nested) is torch.Tensor
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+    resting.agent.governor._wakes_ns = FAR
     torch.nested.to_padded_tensor(model(nested), 0.0).sum().backward()
     optimizer.step()
-    resting.agent.guard.failures.pop("forward", None)
+    assert resting.steps()[-1].input_shapes == (shape,)
+    assert "forward" not in resting.agent.guard.failures
 
 
 def looked(resting: Any, model: nn.Module, optimizer: torch.optim.Optimizer, times: int) -> None:
     """So many looks at requests, at each of which the hooks may be timed."""
     for _ in range(times):
-        resting.agent.phases._look_due_ns = resting.agent.phases._due_ns = 0
+        resting.agent.phases._look_due_ns = resting.agent.phases.quiet_mark.due_ns = 0
         train(model, optimizer, 1)
 
 
@@ -412,6 +463,6 @@ def test_a_timing_that_a_signal_handler_ended_does_not_spoil_the_next(resting: A
 
 def test_steps_of_optimizers_that_take_turns_have_other_hooks_which_are_not_timed(resting: Any) -> None:
     model, optimizer = rested(resting)
-    resting.agent.phases.idle = False
+    resting.agent.phases.quiet_mark.idle = False
     looked(resting, model, optimizer, 5)
     assert not resting.agent.governor._idle

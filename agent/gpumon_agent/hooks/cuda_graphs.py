@@ -60,7 +60,7 @@ class Graphs:
         return []
 
     def optimizer_stepped(self) -> None:
-        """Called after each optimizer step: a captured one will run again in each replay."""
+        """Called after each optimizer step that is not idle: a captured one will run again in each replay."""
         if self._captured is None:
             return
         graph = self._captured()
@@ -71,6 +71,7 @@ class Graphs:
 
     def _capture_begins(self, graph: Any) -> None:
         self._captured = weakref.ref(graph)
+        self._phases.stir()
 
     def _replay_begins(self, _: Any) -> None:
         self._open = False

@@ -73,14 +73,15 @@ class IdleHooks:
         self._bare, self._model = torch.nn.Identity(), torch.nn.Identity()
         hooks.watch(self._model)
         hooks._roots[id(self._model)].entered = True
-        self._engine = around(lambda: None, hooks._engine_hook(lambda: None), lambda *_: None)
-        self._begins, self._ends = (hooks._step_hook(self._not_idle, begins=each) for each in (True, False))
-        phases.quiet = phases.idle = phases.evaluates = True
+        mark = self._mark = phases.quiet_mark
+        self._engine = around(lambda: None, self._not_idle, lambda *_: None, mark=mark)
+        self._begins, self._ends = hooks._step_hooks()
+        phases.quiet = mark.idle = phases.evaluates = True
         phases.fitting.add(())
-        phases.only = id(self._model)
-        phases._left = phases._due_ns = _FAR
+        mark.only = id(self._model)
+        mark.left = mark.due_ns = _FAR
 
-    def _not_idle(self, _: object) -> None:
+    def _not_idle(self, *_: object) -> None:
         raise RuntimeError("its hooks are not those of a quiet step")
 
     def timed(self) -> tuple[int, int] | None:
@@ -92,8 +93,9 @@ class IdleHooks:
         if not self._made:
             self._make()
             self._made = True
-        self._phases.passed = 0  # a signal handler may have ended the last call
-        self._phases._times.clear()
+        mark = self._mark
+        mark.passed = 0  # a signal handler may have ended the last call
+        mark.times.clear()
         bare, model, engine, begins, ends = self._bare, self._model, self._engine, self._begins, self._ends
         since = monotonic_ns()
         bare(None)
@@ -104,7 +106,7 @@ class IdleHooks:
         begins(model, (), {})
         ends(model, (), {})
         stepped = monotonic_ns()
-        if not self._phases.idle or self._phases.passed or len(self._phases._times) != 1:
+        if not mark.idle or mark.passed or len(mark.times) != 1:
             self._not_idle(model)
         return ended - began - (began - since), stepped - ended
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, pairwise
 from threading import get_ident
@@ -39,7 +38,7 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.quiet_mark import A_STEP, BITS, CODES, IN_BETWEEN, QuietMark
+from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
@@ -73,7 +72,7 @@ _OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
 _OPTIMIZERS_MAX = 64  # listed per step
 _LOOK_NS = 100_000_000  # between two looks at viewers' requests, in quiet steps
-_TIMES_MAX = 4_096  # of quiet steps between two counts; only more if counting has failed
+_SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
 _ENDS_TOGETHER = 8  # looked at in one go: most of what that costs are cold caches
 _ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
 _FITTING_MAX = 4_096  # shapes of batches that are known to fit
@@ -119,8 +118,8 @@ class Phases:
 
     __slots__ = (  # fields used at every boundary are adjacent in memory
         "__dict__", "_counts", "_events", "_flags", "_governor", "_names", "_numbers", "_opened_ns", "_overlap_left",
-        "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "fitting", "idle", "only", "passed", "quiet",
-        "quiet_mark", "readers", "step",
+        "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "fitting", "quiet", "quiet_mark", "readers",
+        "step",
     )  # fmt: skip
 
     def __init__(
@@ -146,9 +145,6 @@ class Phases:
         self.request_waits = False  # a viewer's request waits for the next boundary
         self.readers: tuple[Reader, ...] | None = None  # None: not searched yet
         self.quiet = False  # the open step is not read
-        self.idle = False  # it is quiet, and hooks need not call us
-        self.only = 0  # id of the optimizer whose step closes an idle step
-        self.passed = 0  # forwards in the open step, if it is quiet
         self.evaluates = False  # the last step that was read had a forward without a graph
         self.fitting: set[tuple[tuple[int, ...], ...]] = set()  # shapes of batches that are known to fit
         self._fitting_at = 0  # bytes allocated when that was known
@@ -163,9 +159,7 @@ class Phases:
         self.ends_every_ns = 0  # set with the readers; 0: an end is not read
         self._ends_apart_ns = self._ends_due_ns = 0
         self._whole_only = False  # every event matters: named phases, optimizer steps inside the engine
-        self._times: deque[int] = deque(maxlen=_TIMES_MAX)  # when quiet steps closed that are not counted yet
-        self._left = 0  # quiet steps left
-        self._until_ns = self._look_due_ns = self._due_ns = 0
+        self._until_ns = self._look_due_ns = 0
         self._recorder = recorder
         self._append = recorder.append
         self._numbers, self._put = recorder.numbers, recorder.put
@@ -257,6 +251,8 @@ class Phases:
         thread.unsure = None
         forwards.append(root)
         if self.quiet and not self._wakes(gradients, trains, inputs):
+            if self.quiet_mark.idle:  # then nobody tells that it ends
+                forwards.clear()
             return
         count, shapes = inputs()  # before the window closes: its ledger includes them
         if trains and gradients:
@@ -291,8 +287,9 @@ class Phases:
 
         If that would cost too much, or a part of the step has run, a new batch is only predicted.
         """
-        index = self.passed
-        self.passed = index + 1
+        mark = self.quiet_mark
+        index = mark.passed
+        mark.passed = index + 1
         self._mark(self._thread.label)
         count, shapes = inputs() if gradients else (0, ())
         if tuple(shapes) in self.fitting if gradients else self.evaluates:
@@ -551,7 +548,7 @@ class Phases:
     def finish(self) -> None:
         if self._pending:
             self._close_step()
-        if self._quiet_steps or self._times:
+        if self._quiet_steps or self.quiet_mark.times:
             self._tell_quiet()
 
     def where(self) -> tuple[int, str, int]:
@@ -759,54 +756,45 @@ class Phases:
         )
 
     def _rest(self, phase: str) -> None:
+        mark = self.quiet_mark
         for _, reference in self._optimizers.values():
-            self.only = id(reference())
-        self.idle = len(self._optimizers) == 1 and not self.marked and not self._thread.busy
+            mark.only = id(reference())
+        mark.idle = len(self._optimizers) == 1 and not self.marked and not self._thread.busy
         self.quiet = True
-        self._left, self._until_ns = self._governor.quiet_left, self._governor.until_ns
+        mark.left, self._until_ns = self._governor.quiet_left, self._governor.until_ns
         self._ends_apart_ns = self.ends_every_ns
-        self.quiet_mark.begin(self.step, phase)
+        mark.begin(self.step, phase)
         self._set_due()
 
     def read_soon(self) -> None:
         """The next step is read."""
-        self._left = 0
+        self.quiet_mark.left = 0
 
     def stir(self) -> None:
         """Something happens that an idle step does not know. It stays quiet."""
-        self.idle = False
+        self.quiet_mark.idle = False
 
     def _mark(self, phase: str) -> None:
         mark = self.quiet_mark
         mark.words[mark.at] = mark.step | CODES.get(phase, IN_BETWEEN)
 
     def _close_quietly(self) -> None:
-        if not self.idle:
+        mark = self.quiet_mark
+        if not mark.idle:
             self._pending = False
             self._skips = 0
             self._stepped.clear()
             self._turn.clear()
-        if self.pass_step(self._ended_ns):
+        if mark.pass_step(self._ended_ns):
             self.do_quietly()
-
-    def pass_step(self, ended: int = 0) -> bool:
-        """A quiet step closes. True: call `do_quietly`. It runs unguarded and with cold caches, so it does nothing that
-        can wait or fail."""
-        now = ended or monotonic_ns()
-        self._times.append(now)
-        self.passed = 0
-        left = self._left = self._left - 1
-        mark = self.quiet_mark
-        mark.step = step = mark.step + A_STEP
-        mark.words[mark.at] = step | IN_BETWEEN
-        return left <= 0 or now >= self._due_ns
 
     def do_quietly(self) -> None:
         """What is due as a quiet step closes."""
-        began, now = monotonic_ns(), self._times[-1]
+        mark = self.quiet_mark
+        began, now = monotonic_ns(), mark.times[-1]
         self._count_quiet()
-        wakes = self._left <= 0 or now >= self._until_ns
-        if now >= self._ends_due_ns and self._ends_apart_ns:
+        wakes = mark.left <= 0 or now >= self._until_ns
+        if now + _SOON_NS >= self._ends_due_ns and self._ends_apart_ns:
             self._end_quietly(self.step - 1, now)
         if wakes:
             self._governor.wake(now)
@@ -815,7 +803,7 @@ class Phases:
             self._step_begins()
         if self.works:
             self._work(self.step)
-        looks = now >= self._look_due_ns
+        looks = now + _SOON_NS >= self._look_due_ns
         if looks:
             self._look_due_ns = now + _LOOK_NS
             if len(self._ends) - self._ends_taken >= _ENDS_TOGETHER:
@@ -824,7 +812,7 @@ class Phases:
         if not wakes:
             self._set_due()
             self._governor.looked(monotonic_ns() - began)
-            if looks and self.idle and self.time_idle is not None:
+            if looks and mark.idle and self.time_idle is not None:
                 self._time_idle()
 
     def _time_idle(self) -> None:
@@ -836,11 +824,11 @@ class Phases:
 
     def _set_due(self) -> None:
         ends = self._ends_due_ns if self._ends_apart_ns else self._until_ns
-        self._due_ns = 0 if self.works else min(ends, self._look_due_ns, self._until_ns)
+        self.quiet_mark.due_ns = 0 if self.works else min(ends, self._look_due_ns, self._until_ns)
 
     def _count_quiet(self) -> None:
         """Counts the quiet steps that have closed since the last call."""
-        times = self._times
+        times = self.quiet_mark.times
         if not times:
             return
         steps = (self.quiet_mark.step - (self.step << BITS)) >> BITS
@@ -878,7 +866,7 @@ class Phases:
         """The step is read from here on. One reading ends the quiet ones, so that none of their peaks is lost."""
         now = monotonic_ns()
         self._count_quiet()
-        self.quiet = self.idle = self._governor.quiet = False
+        self.quiet = self.quiet_mark.idle = self._governor.quiet = False
         self._opened_ns = now
         self._recorder.now = (self.step, BETWEEN, now)
         self.quiet_mark.end()

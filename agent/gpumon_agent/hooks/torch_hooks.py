@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from time import monotonic_ns
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -27,14 +27,14 @@ from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames, patching
 from gpumon_agent.governor import Governor
-from gpumon_agent.guard import Guard, guard, leave_no_frame, tries_at_once
+from gpumon_agent.guard import Guard, guard, leave_no_frame, pass_on, tries_at_once
 from gpumon_agent.hooks import model_discovery
 from gpumon_agent.hooks.backward_roots import leads_to
 from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
 from gpumon_agent.hooks.phases import Inputs, Phases
 from gpumon_agent.hooks.tracebacks import as_without_hooks
 from gpumon_agent.patching import Patches, around
-from gpumon_agent.quiet_mark import IN_BACKWARD, IN_FORWARD, IN_OPTIMIZER
+from gpumon_agent.quiet_mark import IN_BACKWARD, IN_FORWARD, QuietMark
 from gpumon_agent.shape_model.outlook import Outlooks
 from gpumon_agent.storages import tensors_in
 
@@ -42,6 +42,7 @@ from gpumon_agent.storages import tensors_in
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _records_graph: Callable[[], bool] = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+_dynamo = torch.compiler.is_dynamo_compiling  # the same for torch.compile, in a third of the time
 _has_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # an identifier: any number below 0 would do, as torch's hook ids count up from there
@@ -89,7 +90,7 @@ class _Hooks(OrderedDict[int, Any]):
     def plain(self) -> OrderedDict[int, Any]:
         return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
 
-    left_out: Callable[[FrameType], Any] | None = None  # whether a call needs our hook; its frame is given
+    mark: QuietMark | None = None  # torch may leave out our hook while it is idle
     users = 0  # user's hooks. An attribute: before torch 2.7 the compiler cannot trace `len` of a dict subclass
 
     def __setitem__(self, key: int, hook: Any) -> None:
@@ -108,16 +109,13 @@ class _Hooks(OrderedDict[int, Any]):
         try:
             if self.users > 0:
                 return True
-            if _is_compiling() or _KEY not in self:
+            if _dynamo():
                 return False
-            frame = sys._getframe(1)
-            if frame.f_code.co_name not in _CALLS:
+            mark = self.mark
+            if (mark is not None and mark.idle) or _is_compiling() or _KEY not in self:
                 return False
-            return self.left_out is None or not self.left_out(frame)
+            return sys._getframe(1).f_code.co_name in _CALLS
         except BaseException as error:
-            if guard.takes("forward", error):
-                self.left_out = None
-                return True
             leave_no_frame(error, called_nothing=True)  # from a signal handler, as in `items`
             raise
 
@@ -171,6 +169,49 @@ class _Hooks(OrderedDict[int, Any]):
         return key, self.pop(key)
 
 
+class _EntryHooks(_Hooks):
+    """A root's `_forward_pre_hooks`: while a step is idle, torch calls `forward` at once if nothing is new about it."""
+
+    root: _Root | None = None
+
+    @tries_at_once
+    def __bool__(self) -> bool:
+        """In one function: the caches are cold here, where each call costs a microsecond.
+
+        Reads a tensor without the guard's protection, so it leaves all but plain calls to the hook.
+        """
+        try:
+            if self.users > 0:
+                return True
+            if _dynamo():
+                return False
+            frame = sys._getframe(1)
+            root = self.root
+            mark = self.mark
+            if (
+                root is None
+                or mark is None
+                or not mark.idle
+                or frame.f_code is not _CALL
+                or _read_call is None
+                or _is_tracing()
+                or _has_function_mode()
+                or any(_EVERY_MODULES)
+            ):
+                return not _is_compiling() and _KEY in self and frame.f_code.co_name in _CALLS
+            compiles = _swap_compiler(None)
+            if compiles is not None:
+                _swap_compiler(compiles)
+                return True
+            return not root.passes(*_read_call(frame))
+        except BaseException as error:
+            if guard.takes("forward", error):
+                self.root = None
+                return True
+            leave_no_frame(error, called_nothing=True)
+            raise
+
+
 def _would_fail() -> bool:
     """Whether an always-called hook would make `_call_impl` lose the user's exception.
 
@@ -216,7 +257,7 @@ class Hooks:
         self._install()
 
     def remove(self) -> None:
-        self.fires = False
+        self.mute()
         for root in list(self._roots.values()):
             root.remove()
         self._roots.clear()
@@ -228,17 +269,23 @@ class Hooks:
     def mute(self) -> None:
         """In a forked child: hooks stay in place and do nothing."""
         self.fires = False
+        self._phases.stir()
 
     def _install(self) -> None:
         protect, observe = self._guard.protect, self._patches.observe
+        begins, ends = self._step_hooks()
         self._handles += [
-            register_optimizer_step_pre_hook(self._step_hook(protect("optimizer", self._step_begins), begins=True)),
-            register_optimizer_step_post_hook(self._step_hook(protect("optimizer", self._step_ends), begins=False)),
+            register_optimizer_step_pre_hook(begins),
+            register_optimizer_step_post_hook(ends),
             register_module_module_registration_hook(self._registration_hook(protect("wrapper", self._registered))),
         ]
-        ends = protect("backward", self._engine_ends)
         observe(
-            torch.autograd, "_engine_run_backward", self._engine_hook(protect("backward", self._engine_begins)), ends
+            torch.autograd,
+            "_engine_run_backward",
+            protect("backward", self._engine_begins),
+            protect("backward", self._engine_ends),
+            mark=self._phases.quiet_mark,
+            code=IN_BACKWARD,
         )
         observe(torch.amp.GradScaler, "step", self._scaler_begins, protect("scaler", self._scaler_ends))
         compiled = protect("compile", self._compiled)
@@ -251,18 +298,6 @@ class Hooks:
         self._handles += self._graphs.install(self._patches)
 
     # ----------------------------------------------------------------------------------------------------------- engine
-
-    def _engine_hook(self, begins: Callable[..., bool | None]) -> Callable[..., bool | None]:
-        phases = self._phases
-        mark = phases.quiet_mark
-
-        def hook(*args: Any, **kwargs: Any) -> bool | None:
-            if phases.idle and self.backward_ended is None and self.fires:
-                mark.words[mark.at] = mark.step | IN_BACKWARD
-                return None
-            return begins(*args, **kwargs)
-
-        return hook
 
     def _engine_begins(self, roots: Any, gradients: Any = (), *_: Any, **__: Any) -> bool | None:
         if not self.fires:
@@ -299,27 +334,18 @@ class Hooks:
 
     # ------------------------------------------------------------------------------------------------------- optimizers
 
-    def _step_hook(self, act: Callable[[Any], None], *, begins: bool) -> Callable[..., None]:
-        phases = self._phases
-        mark, due = phases.quiet_mark, self._guard.protect("optimizer", phases.do_quietly)
-
-        def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not self.fires:
-                return
-            if not phases.idle or phases.only != id(optimizer):
-                act(optimizer)
-            elif begins:
-                mark.words[mark.at] = mark.step | IN_OPTIMIZER
-            else:
-                self._stepped += 1
-                if phases.pass_step():
-                    due()
-                self._graphs.optimizer_stepped()
-
-        return patching.hook(hook)
+    def _step_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Before and after `optimizer.step`."""
+        protect, mark = self._guard.protect, self._phases.quiet_mark
+        begins, ends = protect("optimizer", self._step_begins), protect("optimizer", self._step_ends)
+        due = protect("optimizer", self._phases.do_quietly)
+        return (
+            patching.hook(lambda optimizer, *_: begins(optimizer), mark),
+            patching.hook(lambda optimizer, *_: ends(optimizer), mark, lambda *_: due()),
+        )
 
     def _step_begins(self, optimizer: Any) -> None:
-        if _loads_state():
+        if not self.fires or _loads_state():
             return
         began = monotonic_ns()
         self._phases.stir()
@@ -330,7 +356,7 @@ class Hooks:
         self._governor.spent_ns += monotonic_ns() - began
 
     def _step_ends(self, optimizer: Any) -> None:
-        if _loads_state():
+        if not self.fires or _loads_state():
             return
         self._stepped += 1
         began = monotonic_ns()
@@ -338,13 +364,17 @@ class Hooks:
         self._governor.spent_in_closing(monotonic_ns() - began)
         self._graphs.optimizer_stepped()
 
-    def _scaler_begins(self, _: Any, optimizer: Any, *args: Any, **kwargs: Any) -> tuple[Any, int] | None:
-        return (optimizer, self._stepped) if self.fires and isinstance(optimizer, Optimizer) else None
+    def _scaler_begins(self, _: Any, optimizer: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any] | None:
+        return (optimizer, self._steps_done()) if self.fires and isinstance(optimizer, Optimizer) else None
 
-    def _scaler_ends(self, began: tuple[Any, int], _: Any, error: BaseException | None) -> None:
-        optimizer, stepped = began
-        if error is None and stepped == self._stepped:
+    def _scaler_ends(self, began: tuple[Any, Any], _: Any, error: BaseException | None) -> None:
+        optimizer, done = began
+        if error is None and done == self._steps_done():
             self._phases.optimizer_skipped(optimizer)
+
+    def _steps_done(self) -> tuple[int, int]:
+        """Differs after each step of an optimizer: those of idle steps only change the mark."""
+        return self._stepped, self._phases.quiet_mark.step
 
     # ------------------------------------------------------------------------------------------------------------ roots
 
@@ -440,12 +470,12 @@ class _Root:
     def _hook(self, module: Module) -> None:
         held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
         restore = self._hooks._guard.protect("traceback", as_without_hooks)
-        phases, passes = self._hooks._phases, self._hooks._guard.protect("forward", self._passes)
+        mark, passes = self._hooks._phases.quiet_mark, self._hooks._guard.protect("forward", self.passes)
 
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
             # DataParallel's replicas and shallow copies share the dict; torch.jit.trace would record our tensor reads
             if held() is module and not _is_tracing():
-                if phases.idle and passes(module, args, kwargs):
+                if mark.idle and passes(module, args, kwargs):
                     return
                 begins(module, args, kwargs)
                 if outlooks.waiting is not None:
@@ -461,12 +491,12 @@ class _Root:
         ours["_forward_pre_hooks"], ours["_forward_hooks"] = patching.hook(pre_hook), patching.hook(post_hook)
         for name in _HOOKED:
             plain = module.__dict__[name]
-            hooked = _Hooks(plain)
+            hooked = _EntryHooks(plain) if name == "_forward_pre_hooks" else _Hooks(plain)
             hooked[_KEY] = ours[name]
             if name == "_forward_hooks":
-                hooked.left_out = lambda _: phases.idle
-            if name == "_forward_pre_hooks":
-                hooked.left_out = self._left_out
+                hooked.mark = mark
+            if isinstance(hooked, _EntryHooks):
+                hooked.mark, hooked.root = mark, self
                 hooked.move_to_end(_KEY, last=False)
             _swap(module, name, plain, hooked)
             self._undo.append(functools.partial(self._unhook, name, plain))
@@ -512,40 +542,28 @@ class _Root:
 
         self._undo.append(undo)
 
-    def _left_out(self, frame: FrameType) -> bool:
-        """Whether torch may call `forward` at once: no other hook is there, and this one would do nothing more.
-
-        Reads a tensor without the guard's protection, so it leaves all but plain calls to the hook.
-        """
-        phases = self._phases
-        if not phases.idle or frame.f_code is not _CALL or _read_call is None:
-            return False
-        if _is_tracing() or _has_function_mode() or any(_EVERY_MODULES):
-            return False
-        compiles = _swap_compiler(None)
-        if compiles is not None:
-            _swap_compiler(compiles)
-            return False
-        return self._passes(*_read_call(frame))
-
-    def _passes(self, module: Module, args: Any, kwargs: Any) -> bool:
+    def passes(self, module: Module, args: Any, kwargs: Any) -> bool:
         """A forward begins in an idle step. True: that is all, since nothing about it is new."""
-        phases = self._phases
-        if not self.entered or self._module() is not module or not self._hooks.fires:
+        if self._module() is not module or not self.entered:
             return False
+        phases = self._phases
         if _records_graph():
             shapes = []
             for value in (*args, *kwargs.values()) if kwargs else args:
-                if type(value) is torch.Tensor and not value.is_nested:
-                    shapes.append(value.shape)
+                if type(value) is torch.Tensor:
+                    try:
+                        shapes.append(value.shape)
+                    except RuntimeError as error:  # a nested tensor has none
+                        pass_on(error)
+                        return False
                 elif value is not None and type(value) not in _PLAIN:
                     return False
             if tuple(shapes) not in phases.fitting:
                 return False
         elif not phases.evaluates:
             return False
-        phases.passed += 1
         mark = phases.quiet_mark
+        mark.passed += 1
         mark.words[mark.at] = mark.step | IN_FORWARD
         return True
 
