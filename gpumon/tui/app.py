@@ -140,7 +140,10 @@ class MonitorApp(App[int]):
                 tooltip="To the next event: leak found, out of memory, growth, checkpoint, new shape"),
         Binding("left_square_bracket", "moment(-1)", "Event before", show=False, id="replay.event_before",
                 tooltip="To the event before"),
-        Binding("colon", "go_to", "Go to", id="replay.go", key_display=":", tooltip="To a step by its number"),
+        Binding(
+            "colon", "go_to", "Go to", id="replay.go", key_display=":", tooltip="To a step by its number",
+            priority=True,  # else the digits that follow it at once still reach the screen below
+        ),
         Binding("home", "start", "To the start", show=False, id="replay.start",
                 tooltip="To the first step that is kept"),
         Binding("end", "finish", "To the end", show=False, id="replay.end",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from pictured import text_of
-from textual.events import MouseScrollUp
+from textual.events import Key, MouseScrollUp
 from watched import GIB, MIB, Run
 
 from gpumon import link
@@ -39,6 +39,32 @@ def leaking(upto: int = 240) -> Run:
         if step in (60, 90):
             run.census(step, step // 30)
     return run.beat(upto, "forward").synced()
+
+
+async def test_a_number_that_arrives_in_one_burst_is_read_whole(reader_of, app_of, settled, new_run) -> None:
+    """As pasted, or over a slow connection: digits are keys of screens, too."""
+    app = app_of(reader=reader_of(new_run().usual()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        for key in ("colon", *"12300", "enter"):
+            app.post_message(Key(key, key if key.isdigit() else None))
+        await settled(pilot)
+        assert step_of(app) == 12_300
+        assert app.current_mode == "overview"
+        for key in ("colon", "enter"):  # no number
+            app.post_message(Key(key, None))
+        await settled(pilot)
+        assert len(app.screen_stack) == 1
+
+
+async def test_a_colon_can_be_typed_into_a_filter(reader_of, app_of, settled, new_run) -> None:
+    app = app_of(reader=reader_of(new_run().usual()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("3")
+        await settled(pilot)
+        await pilot.press("slash", "a", "colon")
+        assert app.focused.value == "a:"
 
 
 async def test_every_panel_shows_the_chosen_step_and_it_stays_while_new_ones_arrive(
