@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from pictured import text_of
 from textual.events import Key, MouseScrollUp
@@ -11,11 +12,15 @@ from watched import GIB, MIB, Run
 
 from gpumon import link
 from gpumon.analysis import Reporter
+from gpumon.analysis.types import Finding
 from gpumon.session.frame import Frame
+from gpumon.session.moments import LEAK
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import MonitorApp
+from gpumon.tui.cursor import Cursor
 from gpumon.tui.feed import Pace
 from gpumon.tui.screens.help import FiguresScreen, FindingScreen
+from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import DeviceBar
 from gpumon.tui.widgets.timeline import Timeline
 from gpumon_agent import wire
@@ -492,3 +497,21 @@ async def test_keys_that_wait_cost_one_analysis(app_of, settled, new_run, monkey
         assert step_of(app) == LAST - 30
         assert looked[-1] == LAST - 30
         assert len(looked) <= 3
+
+
+def test_the_steps_of_64_leaks_are_remembered() -> None:
+    """Holders that are named anew in each step must not fill the viewer's memory in a long run."""
+    cursor, store, run = Cursor(), SessionStore(), Run().hello().model()
+    for step in range(70):
+        run.step(step)
+        for received in run.events:
+            store.apply(received)
+        run.events.clear()
+        frame = store.frame(0)
+        (report,) = Reporter().report(frame)
+        leak = Finding("tensor-leak", "warning", step, "", holder=f"kept[{step}]")
+        cursor.note(frame, (msgspec.structs.replace(report, findings=(leak,)),))
+    cursor.shown(choose(frame, (report,), None, None))
+    cursor.go(30)
+    position = cursor.shown(choose(frame, (report,), None, None)).position
+    assert [each.step for each in position.moments if each.kind == LEAK] == list(range(64))
