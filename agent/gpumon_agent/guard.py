@@ -189,7 +189,11 @@ def is_the_users(error: BaseException) -> bool:
 
 def pass_on(error: Exception) -> None:
     """For narrower `except`s in the user's threads: a handler's TimeoutError is an OSError."""
-    if is_the_users(error):
+    try:
+        is_theirs = is_the_users(error)
+    except (MemoryError, SystemError):  # no memory to look: the second is what CPython raises if it is for a frame
+        is_theirs = not isinstance(error, (MemoryError, OSError, SystemError))
+    if is_theirs:
         raise error
 
 

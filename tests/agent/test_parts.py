@@ -15,7 +15,7 @@ import pytest
 import gpumon_agent
 from gpumon.analysis.findings.agent import MISSING
 from gpumon_agent import wire
-from gpumon_agent.guard import FAILURES_MAX, Guard
+from gpumon_agent.guard import FAILURES_MAX, Guard, pass_on
 from gpumon_agent.guard import guard as registry
 from gpumon_agent.hooks.recorder import Recorder
 
@@ -196,3 +196,17 @@ model(torch.ones(2, 4))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.splitlines(keepends=True)[-1]
+
+
+@pytest.mark.parametrize("lack", [MemoryError, SystemError])
+def test_without_memory_to_look_what_says_so_is_not_the_users(
+    monkeypatch: pytest.MonkeyPatch, lack: type[Exception]
+) -> None:
+    def look(_: BaseException) -> bool:
+        raise lack
+
+    monkeypatch.setattr("gpumon_agent.guard.is_the_users", look)
+    for error in (MemoryError(), OSError(12, "Cannot allocate memory"), SystemError()):
+        pass_on(error)
+    with pytest.raises(ValueError, match="theirs"):
+        pass_on(ValueError("theirs"))
