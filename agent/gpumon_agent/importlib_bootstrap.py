@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumon_agent.guard import leave_no_frame, tries_at_once
-from gpumon_agent.quiet_mark import IN_OPTIMIZER, QuietMark
+
+if TYPE_CHECKING:  # it would load msgspec in processes that only import torch
+    from gpumon_agent.quiet_mark import QuietMark
 
 Before = Callable[..., Any]
 """Called with the call's arguments. Its result is passed to `after`; None: `after` is not called."""
@@ -97,6 +99,7 @@ def uncompiled(
     function: Callable[..., object],
     compiler: Compiler,
     mark: QuietMark | None = None,
+    code: int = 0,
     due: Callable[..., object] | None = None,
 ) -> Callable[..., None]:
     """`function` as a hook that compilers trace to nothing and never compile.
@@ -111,7 +114,7 @@ def uncompiled(
             act = function
             if mark is not None and not dynamo() and mark.idle and mark.only == id(args[0]):
                 if due is None:
-                    mark.words[mark.at] = mark.step | IN_OPTIMIZER
+                    mark.words[mark.at] = mark.step | code
                     return
                 if not mark.pass_step(monotonic_ns()):
                     return

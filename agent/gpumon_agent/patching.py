@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumon_agent.importlib_bootstrap import After, Before, Compiler, between, uncompiled
-from gpumon_agent.quiet_mark import QuietMark
+
+if TYPE_CHECKING:
+    from gpumon_agent.quiet_mark import QuietMark
 
 
 class Replaced(NamedTuple):
@@ -314,11 +316,14 @@ def around(
 
 
 def hook(
-    function: Callable[..., object], mark: QuietMark | None = None, due: Callable[..., object] | None = None
+    function: Callable[..., object],
+    mark: QuietMark | None = None,
+    code: int = 0,
+    due: Callable[..., object] | None = None,
 ) -> Callable[..., None]:
     """`function` as one of torch's hooks, which returns None. While a compiler traces it is left out; see `uncompiled`
-    for `mark` and `due`."""
-    return uncompiled(function, _compiler(), mark, due)
+    for `mark`, `code` and `due`."""
+    return uncompiled(function, _compiler(), mark, code, due)
 
 
 def frame_compiler() -> Callable[[Any], Any]:

@@ -34,7 +34,7 @@ from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
 from gpumon_agent.hooks.phases import Inputs, Phases
 from gpumon_agent.hooks.tracebacks import as_without_hooks
 from gpumon_agent.patching import Patches, around
-from gpumon_agent.quiet_mark import IN_BACKWARD, IN_FORWARD, QuietMark
+from gpumon_agent.quiet_mark import IN_BACKWARD, IN_FORWARD, IN_OPTIMIZER, QuietMark
 from gpumon_agent.shape_model.outlook import Outlooks
 from gpumon_agent.storages import tensors_in
 
@@ -340,8 +340,8 @@ class Hooks:
         begins, ends = protect("optimizer", self._step_begins), protect("optimizer", self._step_ends)
         due = protect("optimizer", self._phases.do_quietly)
         return (
-            patching.hook(lambda optimizer, *_: begins(optimizer), mark),
-            patching.hook(lambda optimizer, *_: ends(optimizer), mark, lambda *_: due()),
+            patching.hook(lambda optimizer, *_: begins(optimizer), mark, IN_OPTIMIZER),
+            patching.hook(lambda optimizer, *_: ends(optimizer), mark, due=lambda *_: due()),
         )
 
     def _step_begins(self, optimizer: Any) -> None:
