@@ -192,7 +192,9 @@ def pass_on(error: Exception) -> None:
     try:
         is_theirs = is_the_users(error)
     except (MemoryError, SystemError):  # no memory to look: the second is what CPython raises if it is for a frame
-        is_theirs = not isinstance(error, (MemoryError, OSError, SystemError))
+        if not isinstance(error, (MemoryError, OSError, SystemError)):
+            raise error from None
+        return
     if is_theirs:
         raise error
 
