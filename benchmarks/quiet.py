@@ -93,7 +93,7 @@ def child(way: str, layers: int, seconds: float) -> None:
     run(200)
     while not phases.quiet:
         run(1)
-    steps = max(8, round(40_000 / run(50)))  # 40 ms a block
+    steps = max(8, round(320_000 / run(50)))  # 320 ms a block: hooks just put back have left the caches
     bare, differences = [], []
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:

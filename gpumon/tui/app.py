@@ -62,9 +62,6 @@ ASKED = {
     wire.SNAPSHOT_FILE: ("Snapshot", "A file for PyTorch's memory_viz page, on the machine that trains"),
 }
 
-PAST_MODES = ("overview", "layers", "leaks", "estimate")
-"""Screens that show a past step. The others have one of each event, or ranks whose past is not analysed."""
-
 PAGE_STEPS = 100
 """By which the arrows move a replay."""
 
@@ -180,7 +177,7 @@ class MonitorApp(App[int]):
         self.view = View(Frame(0, ()), position=self._playback.position if self._playback is not None else None)
         self._live = self.view
         """The newest state, also while the view is of a past step."""
-        self._cursor = Cursor()
+        self._cursor = Cursor(STEPS_IN_ALL)
         self._drawn_soon = False
         self._feed = feed
         self._host = host
@@ -351,7 +348,7 @@ class MonitorApp(App[int]):
             self._live = self._look_at(frame, reports, answered)
         elif self._live.paused != self._paused:
             self._live = self._look_at(self._live.frame, self._live.reports, self._live.answer)
-        self.view = self._cursor.shown(self._live) if self.current_mode in PAST_MODES else self._live
+        self.view = self._live if self.at_home else self._cursor.shown(self._live)
         stack = self.screen_stack
         if not stack:  # a last tick while the app shuts down
             return
@@ -468,7 +465,7 @@ class MonitorApp(App[int]):
                 self._following.cancel()
             self._store, self._reporter, self._changes = self._new_store(), Reporter(), StatusLog()
             self._live = self.view = View(Frame(0, ()))
-            self._cursor, self.failure, self._paused = Cursor(), None, False
+            self._cursor, self.failure, self._paused = Cursor(STEPS_IN_ALL), None, False
             self._source, self._device = source, device
             self.action_mode("overview")
             self._listen(chosen.feed)
@@ -619,7 +616,7 @@ class MonitorApp(App[int]):
     @property
     def _can_look_back(self) -> bool:
         """Whether past steps of a live run can be shown here."""
-        live = self._pace is None and self.current_mode in PAST_MODES and len(self.screen_stack) == 1
+        live = self._pace is None and not self.at_home and len(self.screen_stack) == 1
         return live and self._live.rank is not None and bool(self._live.rank.steps)
 
     def action_start(self) -> None:

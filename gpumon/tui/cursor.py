@@ -19,15 +19,22 @@ LEAKS_MAX = 64
 
 
 class Cursor:
-    """`step` is None while the newest step is shown. The chosen one stays while new ones arrive."""
+    """`step` is None while the newest step is shown. The chosen one stays while new ones arrive.
 
-    def __init__(self) -> None:
+    `steps_at_once`: the most that are analysed in one call of `shown`, but at least one rank is. The others have no
+    report yet.
+    """
+
+    def __init__(self, steps_at_once: int) -> None:
         self.step: int | None = None
+        self._steps_at_once = steps_at_once
         self._live = View(Frame(0, ()))
         self._moments: tuple[Moment, ...] = ()
         self._leaks: dict[tuple[object, ...], tuple[str, int]] = {}  # (source, step) of each leak that was found
         self._known: tuple[str, int] | None = None  # source and step of what follows
         self._frame = Frame(0, ())
+        self._reporter = Reporter()
+        self._waiting: list[RankFrame] = []  # for their analysis
         self._reports: tuple[RankReport, ...] = ()
         self._answer: Answer = NOBODY
 
@@ -80,7 +87,7 @@ class Cursor:
     def finish(self) -> None:
         """Back to the newest step."""
         self.step = None
-        self._known, self._frame, self._reports = None, Frame(0, ()), ()
+        self._known, self._frame, self._reports, self._waiting = None, Frame(0, ()), (), []
 
     # -------------------------------------------------------------------------------------------------- what is shown
 
@@ -99,8 +106,11 @@ class Cursor:
             return live
         if self._known != (rank.source, self.step):
             self._look_back(live, rank, self.step)
+        if self._waiting:
+            self._analyse()
+        said = tuple([each for each in live.said if each.unix_ns <= self._frame.unix_ns])
         view = choose(
-            self._frame, self._reports, rank.source, live.index, span=live.span, paused=live.paused, said=live.said,
+            self._frame, self._reports, rank.source, live.index, span=live.span, paused=live.paused, said=said,
             answered=self._answer, cannot_ask=live.cannot_ask,
         )  # fmt: skip
         newest = rank.steps[-1].step if rank.steps else self.step
@@ -111,15 +121,22 @@ class Cursor:
         return replace(view, position=position, now=live)
 
     def _look_back(self, live: View, rank: RankFrame, step: int) -> None:
-        """Analysis from the first kept step on, for the shown rank only."""
         ranks = tuple([at_step(each, step) for each in live.frame.ranks])
         past = next(each for each in ranks if each.source == rank.source)
-        alone = Frame(past.heard_unix_ns, (past,))
-        self._frame = replace(alone, ranks=ranks)
-        self._reports = Reporter().report(alone)
-        self._answer = answer(alone, self._reports)
+        self._frame = Frame(past.heard_unix_ns, ranks)
+        self._reporter, self._waiting = Reporter(), [past, *(each for each in ranks if each is not past)]
         self._known = rank.source, step
         self._find_moments(rank)
+
+    def _analyse(self) -> None:
+        """Of some of the ranks that wait, from the first kept step on."""
+        steps = 0
+        while self._waiting and (not steps or steps + len(self._waiting[0].steps) <= self._steps_at_once):
+            steps += len(self._waiting.pop(0).steps)
+        waiting = {each.source for each in self._waiting}
+        known = replace(self._frame, ranks=tuple([e for e in self._frame.ranks if e.source not in waiting]))
+        self._reports = self._reporter.report(known)
+        self._answer = answer(known, self._reports)
 
     # -------------------------------------------------------------------------------------------------- events
 

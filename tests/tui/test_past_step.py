@@ -22,6 +22,8 @@ from gpumon.tui.feed import Pace
 from gpumon.tui.screens.help import FiguresScreen, FindingScreen
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import DeviceBar
+from gpumon.tui.widgets.rank_rows import HEAT_STEPS, RankPage
+from gpumon.tui.widgets.rank_table import RankTable
 from gpumon.tui.widgets.timeline import Timeline
 from gpumon_agent import wire
 
@@ -87,7 +89,7 @@ async def test_every_panel_shows_the_chosen_step_and_it_stays_while_new_ones_arr
         assert "· step 12,300 ·" in shown.splitlines()[0]
         assert "‖ past step" in shown.splitlines()[0]
         assert "● live" not in shown
-        assert re.match(r".* ‖ PAST step 12,300 of 12,431, 4[01] s ago; end returns to live ", answered(app)), answered(
+        assert re.match(r".* ‖ PAST step 12,300 of 12,431, 4[01] s ago; Esc returns to live ", answered(app)), answered(
             app
         )
         assert "step 12,300 · batch [8, 1024]" in shown
@@ -165,7 +167,7 @@ async def test_keys_go_by_steps_by_columns_to_the_start_and_back_to_live(app_of,
         assert app.view.now is None
 
 
-@pytest.mark.parametrize("key", ["3", "4", "5"])
+@pytest.mark.parametrize("key", ["3", "4", "5", "6", "7"])
 async def test_other_screens_show_the_same_step_and_have_the_same_keys(app_of, settled, key: str) -> None:
     app = app_of(leaking())
     async with app.run_test(size=(120, 40)) as pilot:
@@ -191,20 +193,108 @@ async def test_other_screens_show_the_same_step_and_have_the_same_keys(app_of, s
         assert app.current_mode == "overview"
 
 
-async def test_screens_without_a_past_stay_live_and_have_no_such_keys(app_of, settled, new_run) -> None:
-    app = app_of(new_run().usual())
+async def test_the_ranks_of_then_are_compared_and_answered_for_as_then(app_of, settled) -> None:
+    """Rank 1 leaks; rank 0 is shown. Its row, the heat strips and the answer are those of the chosen step."""
+    runs = [
+        Run(pid=100 + rank, rank=rank, world_size=2, extra=rank * GIB).hello().model() for rank in (0, 1)
+    ]  # fmt: skip
+    for rank, run in enumerate(runs):
+        for step in range(240):
+            run.step(step, leak=rank * step * 300 * MIB)
+            if rank and step in (60, 90):
+                run.census(step, step // 30)
+        run.beat(240, "forward").synced()
+    app = app_of(*runs)
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
-        await pilot.press("home", "7")
+        await pilot.press("2")
         await settled(pilot)
-        assert "● live" in text_of(app)
-        assert (app.view.now, step_of(app)) == (None, LAST)
-        assert not any(app.check_action(name, (1,)) for name in ("step", "page", "moment", "go_to", "start"))
-        await pilot.press("colon", "comma")
-        assert len(app.screen_stack) == 1
+        (newest,) = {row.step for row in ranks_of(app).rows}
+        peaks = [row.peak for row in ranks_of(app).rows]
+        assert newest == 239
+        for step in (200, 100, 3):
+            await pilot.press("colon", *str(step), "enter")
+            await settled(pilot)
+            assert app.current_mode == "ranks"
+            assert f"PAST step {step} of 239" in answered(app)
+            page = ranks_of(app)
+            assert [row.step for row in page.rows] == [step, step]
+            assert page.rows[1].peak - page.rows[0].peak == GIB + step * 300 * MIB
+            assert page.rows[1].spread - page.rows[0].spread == GIB + step * 300 * MIB
+            assert [len(row) for row in page.heat] == [min(step + 1, HEAT_STEPS)] * 2
+            assert page.heat[1][-1] == page.rows[1].peak
+            said = app.view.answer
+            assert (said.state, said.who and said.who.rank) == (("leak", 1) if step > 3 else ("unknown", 0))
         await pilot.press("escape")
         await settled(pilot)
-        assert (app.current_mode, step_of(app)) == ("overview", FIRST)
+        page = ranks_of(app)
+        assert [(row.step, row.peak) for row in page.rows] == [(239, peak) for peak in peaks]
+        assert page.heat[1][-1] == peaks[1]
+
+
+def ranks_of(app: MonitorApp) -> RankPage:
+    return app.screen.query_one(RankTable).page
+
+
+def test_many_ranks_are_analysed_in_turn_the_shown_one_first() -> None:
+    store = SessionStore()
+    for rank in range(4):
+        for received in Run(pid=100 + rank, rank=rank, world_size=4).usual(20).events:
+            store.apply(received)
+    frame = store.frame(0)
+    live = choose(frame, (), frame.ranks[2].source, None)
+    cursor = Cursor(steps_at_once=40)
+    cursor.shown(live)
+    cursor.go(frame.ranks[2].steps[-1].step)
+    known = [[report.source for report in cursor.shown(live).reports] for _ in range(3)]
+    sources = [rank.source for rank in frame.ranks]
+    assert known == [[sources[0], sources[2]], sources, sources]
+
+
+async def test_the_log_of_a_past_step_ends_there(app_of, settled) -> None:
+    run = Run().hello().model()
+    for step in range(40):
+        run.step(step)
+        if step in (10, 30):
+            run.notice(f"said at {step}")
+    app = app_of(run.beat(40, "forward").synced())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("7")
+        await settled(pilot)
+        assert "listening to" in text_of(app)
+        assert "said at 30" in text_of(app)
+        await pilot.press("colon", *"20", "enter")
+        await settled(pilot)
+        assert "said at 10" in text_of(app)
+        assert "said at 30" not in text_of(app)
+        assert "listening to" not in text_of(app)
+
+
+async def test_blocks_of_a_past_step_are_those_that_were_read_by_then(app_of, settled, asked) -> None:
+    run = Run().hello().model()
+    for step in range(40):
+        run.step(step)
+        if step == 20:
+            run.segments(step)
+    app = app_of(run.beat(40, "forward").synced(), asker=asked)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("colon", *"10", "enter")
+        await settled(pilot)
+        await pilot.press("6")
+        await settled(pilot)
+        assert "none can be requested: this is a past step" in " ".join(text_of(app).split())
+        await pilot.press("b")
+        await settled(pilot)
+        assert asked.heard == []
+        await pilot.press("colon", *"30", "enter")
+        await settled(pilot)
+        assert "a cell is" in text_of(app)
+        assert asked.heard == []
+        await pilot.press("escape")
+        await settled(pilot)
+        assert len(asked.heard) == 1
 
 
 async def test_nothing_of_now_is_shown_as_of_a_past_step(app_of, settled, new_run) -> None:
@@ -261,7 +351,7 @@ async def test_events_are_jumped_to_and_named(app_of, settled, new_run) -> None:
         await pilot.press("left_square_bracket")
         await settled(pilot)
         assert "step 90 of 239, " in answered(app)
-        assert "ago · leak found; end returns to live" in answered(app)
+        assert "ago · leak found; Esc returns to live" in answered(app)
         assert "LEAK then" in answered(app)
         await pilot.press("left_square_bracket")
         await settled(pilot)
@@ -290,7 +380,7 @@ async def test_memory_ran_out_in_a_step_that_never_closed(app_of, settled, new_r
         await settled(pilot)
         assert app.view.position.step == 12_433
         assert "step 12,433 of 12,433, " in answered(app)
-        assert "· out of memory; end returns" in answered(app)
+        assert "· out of memory; Esc returns" in answered(app)
         assert "OUT OF MEMORY then" in answered(app)
 
 
@@ -350,7 +440,7 @@ async def test_a_restarted_job_is_shown_live(reader_of, app_of, settled, new_run
         await settled(pilot)
         reader.add(run.goodbye("exception", LAST, "backward"))
         await settled(pilot)
-        assert "; end returns to the last step" in answered(app)
+        assert "; Esc returns to the last step" in answered(app)
         t_ns = 200_000_000_000
         clock = wire.Clock(t_ns, 1_790_000_000_000_000_000 + t_ns)
         reader.add(new_run(pid=50_001, t_ns=t_ns).hello(clock=clock).model().steps(LAST - 20, 40).synced())
@@ -479,7 +569,7 @@ async def test_it_fits_and_is_ascii_where_asked(app_of, settled, new_run, size) 
         assert app.view.now is not None
         assert "PAST" in shown
         if size[1] >= 20:
-            assert "end returns to live" in answered(app)
+            assert "Esc returns to live" in answered(app)
 
 
 async def test_keys_that_wait_cost_one_analysis(app_of, settled, new_run, monkeypatch) -> None:
@@ -501,7 +591,7 @@ async def test_keys_that_wait_cost_one_analysis(app_of, settled, new_run, monkey
 
 def test_the_steps_of_64_leaks_are_remembered() -> None:
     """Holders that are named anew in each step must not fill the viewer's memory in a long run."""
-    cursor, store, run = Cursor(), SessionStore(), Run().hello().model()
+    cursor, store, run = Cursor(steps_at_once=1_000), SessionStore(), Run().hello().model()
     for step in range(70):
         run.step(step)
         for received in run.events:

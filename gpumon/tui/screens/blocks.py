@@ -11,7 +11,7 @@ from gpumon.analysis.blocks import allocator, outdated
 from gpumon.tui.screens.base import RankScreen
 from gpumon.tui.view import View, device_of
 from gpumon.tui.widgets.answer_line import AnswerLine
-from gpumon.tui.widgets.block_map import BlockMap
+from gpumon.tui.widgets.block_map import BlockMap, why_not_read
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon_agent import wire
@@ -45,7 +45,7 @@ class BlocksScreen(RankScreen):
     def _read_once(self, view: View) -> None:
         """Asks for the shown device's blocks, once each time the screen is opened, unless the newest reading holds."""
         rank = view.rank
-        if rank is None or not rank.synced or view.device is None or view.cannot_ask is not None:
+        if rank is None or not rank.synced or view.device is None or why_not_read(view) is not None:
             return
         if (rank.source, view.index) in self._looked_at:
             return
@@ -63,5 +63,5 @@ class BlocksScreen(RankScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "read":
-            return self.monitor.view.cannot_ask is None
+            return why_not_read(self.monitor.view) is None
         return super().check_action(action, parameters)

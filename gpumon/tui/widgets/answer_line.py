@@ -40,7 +40,7 @@ def stated(said: Answer, past: str = "") -> Stated:
 
 
 def past_of(view: View) -> str:
-    """ "step 1,204 of 5,400, 3 min ago · leak found; end returns to live"."""
+    """ "step 1,204 of 5,400, 3 min ago · leak found; Esc returns to live"."""
     at, now = view.position, view.now
     if at is None or now is None:
         return ""
@@ -49,7 +49,7 @@ def past_of(view: View) -> str:
     ended = now.rank is not None and now.rank.status == "ended"
     return (
         f"step {at.step:,} of {max(at.step, at.last_step):,}, {ago} ago{happened};"
-        f" end returns to {'the last step' if ended else 'live'}"
+        f" Esc returns to {'the last step' if ended else 'live'}"
     )
 
 

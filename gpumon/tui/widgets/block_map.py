@@ -29,6 +29,11 @@ def _free_of(view: View) -> tuple[int | None, bool]:
     return free, at_most
 
 
+def why_not_read(view: View) -> str | None:
+    """Why blocks cannot be read for what is shown; None: they can."""
+    return view.cannot_ask if view.now is None else "this is a past step, and only the newest one's blocks can be read"
+
+
 class BlockMap(Panel):
     """Pools, one below the other. Blocks are parsed once per reading; cells are computed at each draw."""
 
@@ -55,7 +60,7 @@ class BlockMap(Panel):
     def pick(self, view: View) -> Map:
         rank, device = view.rank, device_of(view)
         name = device_name(device)
-        why_not = view.cannot_ask
+        why_not = why_not_read(view)
         if rank is None:
             return Map(name, why_not=why_not)
         record = next((r for r in rank.segments if r.device == view.index), None)

@@ -93,6 +93,9 @@ class PeakHistory:
         known = self._known.setdefault((rank.source, device), {})
         newest = next(reversed(known), -1)
         steps = rank.steps
+        if newest > (steps[-1].step if steps else -1):  # a past step is shown
+            known.clear()
+            newest = -1
         for record in steps[-min(HEAT_STEPS, steps[-1].step - newest) :] if steps and steps[-1].step > newest else ():
             if record.step <= newest:  # skipped step numbers
                 continue
