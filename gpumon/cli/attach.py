@@ -110,7 +110,7 @@ def command(
         options=look,
         watch_terminal=True,
     )
-    app.output = click.get_current_context().obj  # of `gpumon demo`
+    app.outputs = click.get_current_context().obj or app.outputs  # of `gpumon demo`
     raise click.exceptions.Exit(run(app))
 
 

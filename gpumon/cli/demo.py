@@ -18,7 +18,7 @@ import click
 from gpumon.cli.printing import say
 from gpumon.cli.subreaper import dies_with_parent
 from gpumon.host import read_driver
-from gpumon.tui.training_output import TrainingOutput
+from gpumon.tui.training_output import Outputs, TrainingOutput
 from gpumon.virtual_gpu.building import BuildUnavailable, find_torch
 from gpumon.virtual_gpu.profiles import DEVICES
 
@@ -70,7 +70,7 @@ def command(workload: str, device: str | None, as_json: bool, steps: int | None)
 
 
 @contextlib.contextmanager
-def training(workload: str) -> Iterator[tuple[int, TrainingOutput]]:
+def training(workload: str) -> Iterator[tuple[int, Outputs]]:
     """Starts a training process, waits for its agent, yields its pid and its output.
 
     It ends when its stdin is closed. The kernel kills it when this process ends, also by `kill -9` and even if it is
@@ -89,7 +89,7 @@ def training(workload: str) -> Iterator[tuple[int, TrainingOutput]]:
         try:
             say("Starting a training process (it imports torch first) …", err=True)
             _await_agents(process, output, _ranks(workload))
-            yield process.pid, TrainingOutput(output.fileno(), "gpumon demo")
+            yield process.pid, Outputs(TrainingOutput(output.fileno(), "the training that `gpumon demo` started"))
         finally:
             _end(process)
 

@@ -171,7 +171,7 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
     from gpumon import link
     from gpumon.cli import attach
     from gpumon.tui.app import MonitorApp
-    from gpumon.tui.training_output import TrainingOutput
+    from gpumon.tui.training_output import Outputs, TrainingOutput
 
     app = MonitorApp(
         lambda: run.messages(machine=False),
@@ -180,7 +180,7 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
         options=screen,
         watch_terminal=True,
     )
-    app.output = TrainingOutput(kept, "gpumon dryrun")
+    app.outputs = Outputs(TrainingOutput(kept, "the training that `gpumon dryrun` started"))
     return attach.run(app)
 
 

@@ -37,7 +37,7 @@ from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.text_layout import in_ascii
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
-from gpumon.tui.training_output import TrainingOutput
+from gpumon.tui.training_output import Outputs
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, WHOLE_RUN, Said, View, choose, newest_step
 from gpumon.tui.widgets.findings_strip import details_of
 from gpumon.tui.widgets.home_rows import HomePage
@@ -168,8 +168,8 @@ class MonitorApp(App[int]):
         self.glyphs: Glyphs = ASCII if options.ascii else UNICODE
         self.colourless = False
         super().__init__(ansi_color=True if _no_colour() else None)
-        self.output: TrainingOutput | None = None
-        """What the training prints, if gpumon started it."""
+        self.outputs = Outputs()
+        """What trainings print."""
         self.failure: str | None = None
         self.ending: Callable[[], str | None] | None = None
         """Called at the feed's end for a log message."""

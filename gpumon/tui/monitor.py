@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 from gpumon.analysis.job_findings import JobFinding
 from gpumon.tui.styles import Glyphs, Palette
-from gpumon.tui.training_output import TrainingOutput
+from gpumon.tui.training_output import Outputs
 from gpumon.tui.view import View
 from gpumon.tui.widgets.home_rows import HomePage
 
@@ -19,7 +19,7 @@ class Monitor(Protocol):
     view: View
     glyphs: Glyphs
     palette: Palette
-    output: TrainingOutput | None
+    outputs: Outputs
 
     @property
     def has_job(self) -> bool: ...

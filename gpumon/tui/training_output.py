@@ -1,4 +1,7 @@
-"""What a training prints, where gpumon itself started it: read from the file that its output goes to."""
+"""What a training prints, read from the file that its output goes to.
+
+gpumon makes that file itself for `gpumon demo` and `gpumon dryrun`. Else it is the user's: `gpumon run train.py > log`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import codecs
 import os
 import re
 from collections import deque
+from pathlib import Path
 
-from gpumon_agent import wire
+from gpumon.session.frame import RankFrame
+from gpumon_agent import endpoint, wire
 
 LINES_MAX = 1_000
 LINE_CHARS_MAX = 1_000
@@ -23,11 +28,11 @@ _SEQUENCE = re.compile(
 
 
 class TrainingOutput:
-    """The last `LINES_MAX` lines, printable characters only. `started_by` names the command of gpumon."""
+    """The last `LINES_MAX` lines, printable characters only."""
 
-    def __init__(self, fd: int, started_by: str) -> None:
-        """`fd`: a file that is written to at its end. Its position is left as it is."""
-        self.started_by = started_by
+    def __init__(self, fd: int, whose: str) -> None:
+        """`fd`: a file that is written to at its end. Its position is left as it is. `whose`: for the title."""
+        self.whose = whose
         self._fd = fd
         self._at = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -38,12 +43,14 @@ class TrainingOutput:
     def lines(self) -> tuple[str, ...]:
         """Oldest first; the last one may not be complete. The same object if nothing came."""
         ahead = os.fstat(self._fd).st_size - self._at
-        if ahead <= 0:
+        if ahead < 0:  # cut by whoever rotates logs
+            self._at, ahead = 0, ahead + self._at
+        if ahead == 0:
             return self._lines
         if ahead > READ_BYTES:
             self._at += ahead - READ_BYTES
             self._begun = ""
-            self._kept.append(f"… {ahead - READ_BYTES:,} bytes came too fast to be shown …")
+            self._kept.append(f"… {ahead - READ_BYTES:,} bytes before this are not shown …")
         data = os.pread(self._fd, READ_BYTES, self._at)
         self._at += len(data)
         *complete, self._begun = (self._begun + self._decoder.decode(data)).split("\n")
@@ -52,6 +59,41 @@ class TrainingOutput:
         last = _shown(self._begun)
         self._lines = (*self._kept, last) if last else tuple(self._kept)
         return self._lines
+
+
+class Outputs:
+    """Of the processes that are shown. `started`: by gpumon itself; that file has the output of all ranks."""
+
+    def __init__(self, started: TrainingOutput | None = None) -> None:
+        self._started = started
+        self._fd = -1
+        self._found: tuple[str, TrainingOutput | None] = "", None
+
+    def of(self, rank: RankFrame | None) -> TrainingOutput | None:
+        """None: the process is not on this machine, or neither its stdout nor its stderr is a file."""
+        if self._started is not None or rank is None:
+            return self._started
+        if self._found[0] != rank.source:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd, whose = _opened(rank.hello)
+            self._found = rank.source, TrainingOutput(self._fd, whose) if self._fd >= 0 else None
+        return self._found[1]
+
+
+def _opened(hello: wire.Hello) -> tuple[int, str]:
+    """(file, what it is) of stdout, else of stderr; -1: none of them is a file, or the process is not found here."""
+    if hello.boot_id != endpoint.boot_id() or endpoint.start_time(hello.pid) != hello.start_time:
+        return -1, ""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        path = Path(f"/proc/{hello.pid}/fd/{number}")
+        try:
+            if path.is_file():  # opening anything else may wait or act
+                to = path.readlink()
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), f"{to}: {name} of {hello.name}"
+        except OSError:  # it has ended, is another user's, or its file may not be read
+            continue
+    return -1, ""
 
 
 def _shown(line: str) -> str:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from pictured import text_of
+from watched import Run
 
+from gpumon.session.store import SessionStore
+from gpumon.tui.position import Position
+from gpumon.tui.screens.log import output_of
 from gpumon.tui.text_layout import cells, chop
-from gpumon.tui.training_output import LINE_CHARS_MAX, LINES_MAX, READ_BYTES, TrainingOutput
+from gpumon.tui.training_output import LINE_CHARS_MAX, LINES_MAX, READ_BYTES, Outputs, TrainingOutput
+from gpumon_agent import endpoint
 
 
 @pytest.fixture
@@ -25,7 +34,7 @@ def file() -> Iterator[IO[bytes]]:
 def printed(file: IO[bytes], code: str) -> tuple[str, ...]:
     """What a process of that code prints, on both of its streams."""
     subprocess.run([sys.executable, "-c", code], stdout=file, stderr=subprocess.STDOUT, check=True)
-    return TrainingOutput(file.fileno(), "gpumon demo").lines()
+    return TrainingOutput(file.fileno(), "a test's").lines()
 
 
 def test_both_streams_line_by_line_and_the_beginning_of_one(file: IO[bytes]) -> None:
@@ -63,7 +72,7 @@ def test_the_last_thousand_lines_stay_and_none_is_endless(file: IO[bytes]) -> No
 
 
 def test_it_goes_on_where_it_was_and_what_comes_too_fast_is_counted(file: IO[bytes]) -> None:
-    output = TrainingOutput(file.fileno(), "gpumon demo")
+    output = TrainingOutput(file.fileno(), "a test's")
     assert output.lines() == ()
     os.write(file.fileno(), "grü".encode()[:-1])  # half a character
     assert output.lines() == ("gr",)
@@ -73,7 +82,7 @@ def test_it_goes_on_where_it_was_and_what_comes_too_fast_is_counted(file: IO[byt
     assert output.lines() is before  # nothing is drawn again
     os.write(file.fileno(), b"\n" + b"y" * (READ_BYTES + 99) + b"\nlast\n")
     *_, skipped, cut, last = output.lines()
-    assert (skipped, last) == ("… 106 bytes came too fast to be shown …", "last")
+    assert (skipped, last) == ("… 106 bytes before this are not shown …", "last")
     assert cut == "y" * (LINE_CHARS_MAX - 1) + "…"
 
 
@@ -90,19 +99,20 @@ async def test_the_log_screen_shows_it_below_the_events_and_follows_it(
     app_of: Any, new_run: Any, settled: Any, file: IO[bytes], size: tuple[int, int]
 ) -> None:
     app = app_of(new_run().usual(3))
-    app.output = TrainingOutput(file.fileno(), "gpumon dryrun")
+    app.outputs = Outputs(TrainingOutput(file.fileno(), "the training that `gpumon dryrun` started"))
     async with app.run_test(size=size) as pilot:
         await settled(pilot)
         await pilot.press("7")
         await settled(pilot)
         shown = text_of(app)
-        assert "Output  of the training that `gpumon dryrun` started" in shown
+        assert "Output  the training that `gpumon dryrun` started" in shown
         assert "nothing printed yet" in shown
         printed(file, "for i in range(300): print('epoch', i)")
         await settled(pilot)
         shown = text_of(app)
         assert "epoch 299" in shown
         assert "epoch 200" not in shown
+        assert "Output  the training that `gpumon dryrun` started" in shown
         assert "listening to train.py" in shown.split("epoch")[0]
         await pilot.press("tab", "home")
         await settled(pilot)
@@ -110,6 +120,134 @@ async def test_the_log_screen_shows_it_below_the_events_and_follows_it(
         await pilot.press("e")
         await settled(pilot)
         assert "PYTHONUNBUFFERED=1" in text_of(app)
+
+
+PRINTS = """
+import sys
+for line in sys.stdin:
+    print(line, end="", file=sys.stderr if line.startswith("!") else sys.stdout, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def training(**streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that prints what it reads."""
+    with subprocess.Popen([sys.executable, "-c", PRINTS], stdin=subprocess.PIPE, **streams) as process:
+        try:
+            yield process
+        finally:
+            process.stdin.close()
+
+
+def hello_of(run: Any, pid: int, **changes: Any) -> Any:
+    """A run of that process, as its agent would tell it."""
+    began = {"start_time": endpoint.start_time(pid), "boot_id": endpoint.boot_id()}
+    run.hello(**{"pid": pid, **began, **changes}).model()
+    for step in range(3):
+        run.step(step)
+    return run.beat(3, "forward").synced()
+
+
+def tell(process: subprocess.Popen[bytes], line: str, file: Path) -> None:
+    """Makes it print a line, and waits until it has."""
+    process.stdin.write(f"{line}\n".encode())
+    process.stdin.flush()
+    while line not in file.read_text():
+        time.sleep(0.01)
+
+
+async def test_a_training_s_own_file_is_shown_until_it_ends_and_after(
+    app_of: Any, new_run: Any, settled: Any, tmp_path: Path
+) -> None:
+    """As by `gpumon run train.py > train.log`; gpumon has nothing to do with the file."""
+    log = tmp_path / "train.log"
+    log.write_text("of an earlier run\n")
+    with log.open("ab") as file, training(stdout=file, stderr=subprocess.DEVNULL) as process:
+        app = app_of(hello_of(new_run(), process.pid))
+        async with app.run_test(size=(200, 40)) as pilot:
+            await settled(pilot)
+            await pilot.press("7")
+            await settled(pilot)
+            assert f"Output  {log}: stdout of train.py" in text_of(app)
+            assert "of an earlier run" in text_of(app)
+            tell(process, "epoch 1", log)
+            await settled(pilot)
+            assert "epoch 1" in text_of(app)
+            os.truncate(log, 0)  # by whoever rotates logs
+            tell(process, "epoch 2", log)
+            await settled(pilot)
+            assert "epoch 2" in text_of(app)
+            tell(process, "last words", log)
+            process.stdin.close()
+            process.wait(60)
+            await settled(pilot)
+            assert "last words" in text_of(app)
+            await pilot.press("e")
+            await settled(pilot)
+            assert "PYTHONUNBUFFERED=1" in text_of(app)
+
+
+def test_stderr_if_only_that_goes_to_a_file(new_run: Any, tmp_path: Path) -> None:
+    log = tmp_path / "errors"
+    with log.open("wb") as file, training(stdout=subprocess.PIPE, stderr=file) as process:
+        outputs, rank = Outputs(), rank_of(hello_of(new_run(), process.pid))
+        tell(process, "!warning", log)
+        output = outputs.of(rank)
+        assert (output.lines(), output.whose) == (("!warning",), f"{log}: stderr of train.py")
+        assert outputs.of(rank) is output
+
+
+def test_another_process_and_other_files_are_not_taken_for_it(new_run: Any, tmp_path: Path) -> None:
+    def found(pid: int, **changes: Any) -> bool:
+        return Outputs().of(rank_of(hello_of(new_run(), pid, **changes))) is not None
+
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    held = os.open(fifo, os.O_RDWR)
+    with (tmp_path / "log").open("wb") as file, training(stdout=file) as one:
+        assert found(one.pid)
+        assert not found(one.pid, boot_id="of another machine")
+        assert not found(one.pid, start_time=endpoint.start_time(one.pid) + 1)  # its pid was used again
+        for stdout in (held, subprocess.PIPE, subprocess.DEVNULL):
+            with training(stdout=stdout, stderr=subprocess.DEVNULL) as other:
+                assert not found(other.pid)
+    assert Outputs().of(None) is None
+    os.close(held)
+
+
+def test_the_file_of_the_rank_that_was_shown_before_is_closed(new_run: Any, tmp_path: Path) -> None:
+    outputs = Outputs()
+    with (
+        (tmp_path / "a").open("wb") as a, training(stdout=a) as one,
+        (tmp_path / "b").open("wb") as b, training(stdout=b) as two,
+    ):  # fmt: skip
+        ranks = [rank_of(hello_of(Run(pid=each.pid), each.pid)) for each in (one, two)]
+        counts = set()
+        for rank, name in ((ranks[0], "a"), (ranks[1], "b"), (ranks[0], "a")):
+            assert outputs.of(rank).whose.startswith(f"{tmp_path / name}: ")
+            counts.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+        assert len(counts) == 1
+
+
+def rank_of(run: Any) -> Any:
+    store = SessionStore()
+    for received in run.events:
+        store.apply(received)
+    return store.frame(0).ranks[0]
+
+
+async def test_a_replay_shows_no_output_of_now(app_of: Any, new_run: Any, settled: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file, training(stdout=file) as process:
+        tell(process, "epoch 1", log)
+        app = app_of(hello_of(new_run(), process.pid))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settled(pilot)
+            await pilot.press("7")
+            await settled(pilot)
+            assert "epoch 1" in text_of(app)
+            app.view = replace(app.view, position=Position(1, 1))
+            assert output_of(app) is None
 
 
 async def test_without_it_the_log_has_the_whole_screen_and_says_where_the_output_is(

@@ -1,5 +1,5 @@
-"""The agents' notices, lost events, ends of ranks, and the viewer's own messages, by time. Below, where gpumon itself
-started the training, what it prints.
+"""The agents' notices, lost events, ends of ranks, and the viewer's own messages, by time. Below, where that goes to a
+file, what the training prints.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from textual.binding import Binding, BindingType
 
 from gpumon.analysis.job import ending
 from gpumon.analysis.units import size
+from gpumon.tui.monitor import Monitor
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.status_log import written
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.text_layout import Line, chop, words
-from gpumon.tui.training_output import LINES_MAX
+from gpumon.tui.text_layout import Line, chop, clip, words
+from gpumon.tui.training_output import LINE_CHARS_MAX, LINES_MAX, TrainingOutput
 from gpumon.tui.view import View
 from gpumon.tui.widgets.answer_line import AnswerLine
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon.tui.widgets.prose import Prose
+from gpumon_agent import wire
 
 OUTPUT_BELOW = (
-    f"Below is what the training prints, since gpumon started it: its last {LINES_MAX:,} lines. Python passes on what "
-    "it prints in blocks of 8 KiB unless it is flushed; with PYTHONUNBUFFERED=1 each line comes at once."
+    f"Below are the last {LINES_MAX:,} lines of the file that the training's output goes to. Python passes on what it "
+    "prints in blocks of 8 KiB unless it is flushed; with PYTHONUNBUFFERED=1 each line comes at once."
 )
 OUTPUT_ELSEWHERE = (
-    "What the training prints is not here: `gpumon run` becomes the training's process, so its output goes to "
-    "where it was started, unchanged, and gpumon does not see it. It is here with `gpumon demo` and `gpumon dryrun`."
+    "What the training prints is not here: its output does not go to a file of this machine, and gpumon does not stand "
+    "between a training and its terminal. `gpumon run train.py > train.log` shows it here, as do `gpumon demo` and "
+    "`gpumon dryrun`."
 )
 
 
@@ -69,10 +72,17 @@ def entries(view: View) -> tuple[Entry, ...]:
     return tuple(sorted(made, key=lambda e: e.unix_ns))
 
 
+def output_of(monitor: Monitor) -> TrainingOutput | None:
+    """What the shown rank prints; None: gpumon cannot see it. A replay's process may run, but that is another time."""
+    view = monitor.view
+    return monitor.outputs.of(view.rank if view.position is None or view.now is not None else None)
+
+
 class Log(Prose):
     """The log; follows new lines until scrolled up."""
 
     NAME = "Log"
+    TITLES = 1
     CALM = True
     TERMS = ("lost events", "sampled")
 
@@ -80,7 +90,7 @@ class Log(Prose):
         return entries(view)
 
     def sums(self) -> list[str]:
-        return [OUTPUT_BELOW if self.monitor.output is not None else OUTPUT_ELSEWHERE]
+        return [OUTPUT_ELSEWHERE if output_of(self.monitor) is None else OUTPUT_BELOW]
 
     def compose_lines(self, slice_: tuple[Entry, ...], width: int, glyphs: Glyphs) -> list[Line]:
         lines: list[Line] = [((" Log", "title"),)]
@@ -101,18 +111,20 @@ class Output(Prose):
     """What the training prints; follows new lines until scrolled up."""
 
     NAME = "Output"
+    TITLES = 1
     CALM = True
 
     def pick(self, view: View) -> tuple[str, ...]:
-        return self.monitor.output.lines() if self.monitor.output is not None else ()
+        output = output_of(self.monitor)
+        return output.lines() if output is not None else ()
 
     def sums(self) -> list[str]:
         return [OUTPUT_BELOW]
 
     def compose_lines(self, slice_: tuple[str, ...], width: int, glyphs: Glyphs) -> list[Line]:
-        output = self.monitor.output
-        title = "" if output is None else f"of the training that `{output.started_by}` started"
-        lines: list[Line] = [((" Output", "title"), (f"  {title}", "dim"))]
+        output = output_of(self.monitor)
+        title = "" if output is None else wire.clean(output.whose, LINE_CHARS_MAX)
+        lines: list[Line] = [((" Output", "title"), ("  ", ""), (clip(title, width - 9), "dim"))]
         if not slice_:
             lines.append(((" nothing printed yet", "dim"),))
         for text in slice_:
@@ -131,9 +143,12 @@ class LogScreen(MonitorScreen):
         yield Header(id="header")
         yield AnswerLine(id="answer")
         yield Log(tail=True, id="log")
-        if self.monitor.output is not None:
-            yield Output(tail=True, id="output")
+        yield Output(tail=True, id="output")
         yield KeyLine(id="keys")
+
+    def show(self, view: View, *, calm: bool) -> None:
+        self.query_one(Output).display = output_of(self.monitor) is not None
+        super().show(view, calm=calm)
 
     async def action_copy_path(self) -> None:
         written = [

@@ -13,7 +13,9 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class Prose(Panel):
-    """A page of lines. `tail`: follows the end until scrolled up."""
+    """A page of lines, the first `TITLES` of which stay. `tail`: follows the end until scrolled up."""
+
+    TITLES = 0
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_lines(-1)", "Up", show=False, id="prose.up", tooltip="One line up"),
@@ -38,6 +40,8 @@ class Prose(Panel):
 
     def draw(self, slice_: Any, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         lines = self.compose_lines(slice_, width, glyphs)
+        titles, lines = lines[: self.TITLES], lines[self.TITLES :]
+        height -= len(titles)
         self._all = len(lines)
         last = max(0, len(lines) - height)
         top = last if self._top is None else min(self._top, last)
@@ -47,10 +51,10 @@ class Prose(Panel):
         below = len(lines) - top - height
         if below > 0 and shown:
             shown[-1] = ((f" … {below + 1} more lines (arrows, page keys)", "dim"),)
-        return shown
+        return titles + shown
 
     def action_scroll_lines(self, by: int) -> None:
-        last = max(0, self._all - self.size.height)
+        last = max(0, self._all + self.TITLES - self.size.height)
         top = last if self._top is None else self._top
         self._top = max(0, min(last, top + by))
         self._redraw()
