@@ -1,12 +1,14 @@
 """The child process that reads NVML: a driver that hangs blocks only this process.
 
-For each line on standard input it reads all devices once and writes one line. It ends with its input, or with its
-parent.
+For each line on standard input it reads all devices once and writes one line: the JSON of a protocol.DriverReading,
+from plain lists, because this process does without msgspec and the wire's types, a third of its memory. It ends with
+its input, or with its parent.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -17,15 +19,16 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from gpumon.host.protocol import DriverReading, encoder
-from gpumon_agent import wire
-
 T = TypeVar("T")
+Fields = list[Any]  # of a message of the wire, in its order
 
 _UNNAMED_BYTES = 64 << 20
 """More than this in use beyond the driver's own, but no process listed: a container hides them."""
 
-_TOLD = tuple(f for f in wire.DeviceReading.__struct_fields__ if f not in {"uuid", "why", "began_ns", "ended_ns"})
+_TOLD = (
+    "name", "total", "free", "used", "processes", "utilization_percent", "temperature_c", "power_mw", "power_limit_mw",
+)  # fmt: skip
+"""The fields of wire.DeviceReading that the driver tells: between `uuid` and `why`."""
 _INIT_WHY = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVML is not installed: there is no NVIDIA driver here",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
@@ -52,7 +55,8 @@ class Reader:
         self._initialized = False
         self._uuids: dict[int, str] = {}  # by NVML's index, last known: a lost device cannot be asked
 
-    def read(self) -> DriverReading:
+    def read(self) -> dict[str, Any]:
+        """The fields of a DriverReading."""
         try:
             if not self._initialized:
                 pynvml.nvmlInit()
@@ -60,10 +64,10 @@ class Reader:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             self._initialized = False  # a reloaded driver needs a new nvmlInit
-            return DriverReading(why=_sentence(error, _INIT_WHY))
+            return {"why": _sentence(error, _INIT_WHY)}
         why: dict[str, str] = {}
         driver = _ask(why, "driver", pynvml.nvmlSystemGetDriverVersion)
-        devices: list[wire.DeviceReading] = []
+        devices: list[Fields] = []
         missing: list[str] = []
         for index in range(count):
             try:
@@ -81,11 +85,11 @@ class Reader:
             devices.extend(_device(instance, uuid, parent=handle) for instance, uuid in _instances(handle))
         if not count:
             missing.append("the driver knows no device")
-        return DriverReading(driver, tuple(devices), "; ".join(missing) or None)
+        return {"driver": driver, "devices": devices, "why": "; ".join(missing) or None}
 
-    def _lost(self, index: int, sentence: str, devices: list[wire.DeviceReading], missing: list[str]) -> None:
+    def _lost(self, index: int, sentence: str, devices: list[Fields], missing: list[str]) -> None:
         if index in self._uuids:
-            devices.append(wire.DeviceReading(self._uuids[index], why=dict.fromkeys(_TOLD, sentence)))
+            devices.append([self._uuids[index], *[None] * len(_TOLD), dict.fromkeys(_TOLD, sentence)])
         else:
             missing.append(f"device {index} of the driver: {sentence}")
 
@@ -114,7 +118,7 @@ def _instances(handle: Any) -> Iterator[tuple[Any, str]]:
             continue
 
 
-def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
+def _device(handle: Any, uuid: str, parent: Any = None) -> Fields:
     """One device, or one MIG instance of `parent`, whose sensors are used then."""
     sensors = handle if parent is None else parent
     why: dict[str, str] = {}
@@ -128,27 +132,25 @@ def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
     if not processes and processes is not None and _unnamed(handle, memory):
         processes = None
         why["processes"] = "memory is in use, but the driver lists no process: a container hides them"
-    if processes and any(p.bytes is None for p in processes):
+    if processes and any(held is None for _, held, _ in processes):
         why["processes.bytes"] = "the driver does not report the memory of each process"
     rates = _ask(why, "utilization_percent", pynvml.nvmlDeviceGetUtilizationRates, handle)
-    return wire.DeviceReading(
-        uuid,
-        name=name,
-        total=None if memory is None else int(memory.total),
-        free=None if memory is None else int(memory.free),
-        used=None if memory is None else int(memory.used),
-        processes=processes,
-        utilization_percent=None if rates is None else int(rates.gpu),
-        temperature_c=_ask(why, "temperature_c", pynvml.nvmlDeviceGetTemperature, sensors, pynvml.NVML_TEMPERATURE_GPU),
-        power_mw=_ask(why, "power_mw", pynvml.nvmlDeviceGetPowerUsage, sensors),
-        power_limit_mw=_ask(why, "power_limit_mw", pynvml.nvmlDeviceGetEnforcedPowerLimit, sensors),
-        why=why,
-        began_ns=began_ns,
-        ended_ns=ended_ns,
-    )
+    celsius = pynvml.NVML_TEMPERATURE_GPU
+    told = {
+        "name": name,
+        "total": None if memory is None else int(memory.total),
+        "free": None if memory is None else int(memory.free),
+        "used": None if memory is None else int(memory.used),
+        "processes": processes,
+        "utilization_percent": None if rates is None else int(rates.gpu),
+        "temperature_c": _ask(why, "temperature_c", pynvml.nvmlDeviceGetTemperature, sensors, celsius),
+        "power_mw": _ask(why, "power_mw", pynvml.nvmlDeviceGetPowerUsage, sensors),
+        "power_limit_mw": _ask(why, "power_limit_mw", pynvml.nvmlDeviceGetEnforcedPowerLimit, sensors),
+    }
+    return [uuid, *map(told.__getitem__, _TOLD), why, began_ns, ended_ns]
 
 
-def _processes(why: dict[str, str], handle: Any) -> tuple[wire.DeviceProcess, ...] | None:
+def _processes(why: dict[str, str], handle: Any) -> list[Fields] | None:
     """Every process with a context, once. NVML lists compute and graphics processes, with a process's total in each."""
     computing = _ask(why, "processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if computing is None:
@@ -159,7 +161,7 @@ def _processes(why: dict[str, str], handle: Any) -> tuple[wire.DeviceProcess, ..
         held[process.pid] = max(
             (b for b in (held.get(process.pid), process.usedGpuMemory) if b is not None), default=None
         )
-    return tuple(wire.DeviceProcess(pid, held[pid], _name(pid)) for pid in sorted(held))
+    return [[pid, held[pid], _name(pid)] for pid in sorted(held)]
 
 
 def _unnamed(handle: Any, memory: Any) -> bool:
@@ -188,5 +190,5 @@ def main(parent: int) -> None:
     end_with_parent(parent)
     reader = Reader()
     for _ in sys.stdin.buffer:
-        sys.stdout.buffer.write(encoder.encode(reader.read()) + b"\n")
+        sys.stdout.buffer.write(json.dumps(reader.read()).encode() + b"\n")
         sys.stdout.buffer.flush()

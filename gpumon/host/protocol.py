@@ -1,4 +1,4 @@
-"""Protocol of the child process that reads NVML: one JSON line for each request line."""
+"""Protocol of the child process that reads NVML, as its parent speaks it: one JSON line for each request line."""
 
 from __future__ import annotations
 
@@ -18,4 +18,3 @@ class DriverReading(msgspec.Struct, frozen=True):
 
 
 decoder = msgspec.json.Decoder(DriverReading)
-encoder = msgspec.json.Encoder()

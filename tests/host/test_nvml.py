@@ -11,19 +11,20 @@ from pathlib import Path
 
 import msgspec
 
+from gpumon.host import nvml
 from gpumon.host.protocol import DriverReading, decoder
+from gpumon_agent import wire
 
 MIB = 2**20
 
 
 def read() -> None:
     """One reading, as the child process would answer."""
-    import sys
+    import json
 
     from gpumon.host.nvml import Reader
-    from gpumon.host.protocol import encoder
 
-    sys.stdout.buffer.write(encoder.encode(Reader().read()))
+    print(json.dumps(Reader().read()))
 
 
 def hold(device: int) -> None:
@@ -56,6 +57,17 @@ def holding(gpu, device: int, env: dict[str, str] | None = None) -> Iterator[tup
 
 def reading(gpu, **env: str) -> DriverReading:
     return decoder.decode(gpu.run(read, env=env).stdout)
+
+
+def test_a_lost_device_says_so_of_every_field_that_the_driver_tells() -> None:
+    assert ("uuid", *nvml._TOLD, "why", "began_ns", "ended_ns") == wire.DeviceReading.__struct_fields__
+
+
+def test_the_process_that_reads_the_driver_is_small() -> None:
+    """Nothing in it needs msgspec and the wire's types, which take 4 MB."""
+    code = "import sys, gpumon.host.nvml; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"msgspec", "gpumon_agent.wire", "asyncio", "psutil"} & set(loaded)
 
 
 def by_uuid(gpu, **env: str) -> dict:

@@ -14,9 +14,9 @@ from gpumon.host.sampler import Driver, Sampler
 from gpumon_agent import wire
 
 READ = """
-import sys
-from gpumon.host import nvml, protocol
-sys.stdout.buffer.write(protocol.encoder.encode(nvml.Reader().read()))
+import json
+from gpumon.host import nvml
+print(json.dumps(nvml.Reader().read()))
 """
 HOLD = """
 import sys, torch
