@@ -237,22 +237,24 @@ def _is_taken(path: Path) -> bool:
     return status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode)
 
 
-def open_kept(name: str) -> tuple[Path, int]:
-    """A directory that a logout does not empty, created if missing. The caller closes the descriptor.
-
-    It is `gpumon/NAME` in `$XDG_STATE_HOME`, by default in ~/.local/state. Raises Unavailable, or OSError.
-    """
+def kept() -> Path | None:
+    """What a logout leaves: `gpumon` in `$XDG_STATE_HOME`, by default in ~/.local/state. None: there is no home."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():  # as the XDG specification demands
-        home = Path(os.environ.get("HOME", ""))
-        if not home.is_absolute() or not home.is_dir():
-            raise Unavailable("there is no home directory")
-        state = home / ".local" / "state"
-    for folder in reversed((state, *state.parents)):
-        if not folder.is_dir():
+    if state.is_absolute():  # the XDG specification demands it
+        return state / "gpumon"
+    home = Path(os.environ.get("HOME", ""))
+    return home / ".local" / "state" / "gpumon" if home.is_absolute() and home.is_dir() else None
+
+
+def open_kept(name: str) -> tuple[Path, int]:
+    """`name` in `kept()`, created if missing. The caller closes the descriptor. Raises Unavailable, or OSError."""
+    place = kept()
+    if place is None:
+        raise Unavailable("there is no home directory")
+    for folder in reversed((place, *place.parents)):
+        if folder == place or not folder.is_dir():
             os.close(open_directory(folder, create=True))
-    os.close(open_directory(state / "gpumon", create=True))
-    return state / "gpumon" / name, open_directory(state / "gpumon" / name, create=True)
+    return place / name, open_directory(place / name, create=True)
 
 
 def open_directory(path: Path, *, create: bool) -> int:

@@ -1,19 +1,26 @@
-"""Snapshots that a viewer requests: written where a logout does not remove them, and how many stay."""
+"""What a logout leaves: snapshots that a viewer requests, and reports of out-of-memory errors; how many stay."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
+from threading import Thread
 
+import msgspec
 import pytest
 
 from gpumon_agent import endpoint
 from gpumon_agent.oom import memory_viz
 from gpumon_agent.oom.memory_viz import SnapshotWriter
-from gpumon_agent.oom.report_file import VARIABLE, ReportFile
+from gpumon_agent.oom.report_file import RECORDING, REPORTS_MAX, VARIABLE, ReportFile, newest
+from gpumon_agent.transport.helper import Helper
+
+from .test_report_file import REPORT
 
 
 def written(bytes_: int = 8, **environment: str) -> SnapshotWriter:
@@ -112,3 +119,78 @@ def test_the_newest_stay_up_to_a_number_and_a_size_and_what_was_left_half_writte
     assert {path.name for path in place.glob("snapshot-*")} == {newest.name, large.name}
     largest = Path(written(bytes_=100).path or "")
     assert {path.name for path in place.glob("snapshot-*")} == {largest.name}
+
+
+# -------------------------------------------------------------------------------------------------- reports
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reports of other tests, whose runtime directory could not be used."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def kept_place() -> Path:
+    place = endpoint.kept()
+    assert place is not None
+    return place / "oom"
+
+
+def reported(**environment: str) -> tuple[ReportFile, Path]:
+    """A report in the runtime directory, with the run's past."""
+    box = ReportFile(environment)
+    path, why = box.write(REPORT)
+    assert path is not None, why
+    box.write_past(path, b"a recording")
+    return box, Path(path)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_report_is_copied_with_the_run_s_past_and_found_when_the_runtime_directory_is_gone() -> None:
+    box, path = reported()
+    box.keep(str(path))
+    kept = kept_place()
+    assert {each.name for each in kept.iterdir()} == {each.name for each in path.parent.iterdir()}
+    assert mode(kept) == 0o700
+    assert {mode(each) for each in kept.iterdir()} == {0o600}
+    assert newest() == (path, REPORT)
+    shutil.rmtree(path.parents[1])
+    assert newest() == (kept / path.name, REPORT)
+    assert (kept / path.name).with_suffix(RECORDING).read_bytes() == b"a recording"
+
+
+def test_the_newest_copies_stay() -> None:
+    for number in range(20):
+        box = ReportFile({})
+        path, _ = box.write(msgspec.structs.replace(REPORT, unix=1e9 + number))
+        box.write_past(path, b"")
+        box.keep(path)
+    names = sorted(each.name for each in kept_place().glob("*.json"))
+    assert len(names) == REPORTS_MAX
+    assert names[-1] == Path(path).name
+
+
+def test_in_a_folder_that_you_name_it_has_no_copy(tmp_path: Path) -> None:
+    box, path = reported(**{VARIABLE: str(tmp_path)})
+    before = path.stat()
+    box.keep(str(path))
+    assert path.stat().st_ino == before.st_ino
+    assert not kept_place().exists()
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_a_home_it_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    box, path = reported()
+    box.keep(str(path))
+    assert newest() == (path, REPORT)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_helper_s_end_waits_for_a_copy_that_is_being_made() -> None:
+    helper = Helper.__new__(Helper)
+    helper._keeping = Thread(target=time.sleep, args=(0.5,), daemon=True)
+    helper._keeping.start()
+    helper.finish()
+    assert not helper._keeping.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,9 @@ def test_who_explains_it_later_is_told_of_the_leak_as_a_viewer_would_have_been(p
     assert place.gpumon("explain", "--last").stdout.startswith("OUT OF MEMORY: A leak: 4.00 MiB more stay allocated")
     report.with_suffix(".gpumon").unlink()  # as where the helper was killed with its container
     assert json.loads(place.gpumon("explain", "--last", "--json").stdout)["verdict"] == "capacity"
+    shutil.rmtree(place.reports)  # as by a logout
+    copied = json.loads(place.gpumon("explain", "--last", "--json").stdout)
+    assert copied["sentence"] == explained["sentence"]
 
 
 def test_what_changed_since_the_last_step_that_fitted() -> None:

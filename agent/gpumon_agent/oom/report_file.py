@@ -3,7 +3,8 @@
 In `GPUMON_OOM_DIR` ("off": nowhere), else in `oom/` of the agent's runtime directory: the newest `REPORTS_MAX` reports
 of all processes together; at most `OF_ONE_PROCESS_MAX` of this one (then each replaces the previous one); none above
 `REPORT_BYTES_MAX`. Written completely or not at all. Texts and numbers only, no tensors. Still works if the exception
-is caught and training goes on. `gpumon explain --last` reads the newest.
+is caught and training goes on. The helper copies a report to where a logout removes nothing. `gpumon explain --last`
+reads the newest.
 """
 
 from __future__ import annotations
@@ -210,6 +211,27 @@ class ReportFile:
         finally:
             os.close(fd)
 
+    def keep(self, report: str) -> None:
+        """Copies a report, with the run's past, to where a logout removes nothing. For the helper, as `kept`.
+
+        Not if the user named a folder. Where there is no such place (a home that is missing, full or read-only) the
+        report stays where it is.
+        """
+        if self._named:
+            return
+        with tolerate(OSError, endpoint.Unavailable):
+            _, fd = self.directory()
+            try:
+                _, kept = self.kept("oom")
+                try:
+                    for ending in (".txt", RECORDING, ".json"):
+                        put(kept, Path(report).stem + ending, _content(fd, Path(report).stem + ending))
+                    tidy(kept)
+                finally:
+                    os.close(kept)
+            finally:
+                os.close(fd)
+
     def kept(self, name: str) -> tuple[Path, int]:
         """As `directory`, but where a logout removes nothing. For the helper: a home on a network may not answer."""
         return self.directory() if self._named else endpoint.open_kept(name)
@@ -255,7 +277,8 @@ def directories() -> list[Path]:
     named = os.environ.get(VARIABLE, "")
     if named not in ("", OFF):
         return [Path(named)]
-    return [parent / "oom" for parent in endpoint.candidates()]
+    kept = endpoint.kept()
+    return [parent / "oom" for parent in (*endpoint.candidates(), *([kept] if kept is not None else []))]
 
 
 class NotOurs(Exception):
@@ -299,6 +322,11 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(name): printable(each) for name, each in value.items()}
     return [printable(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _content(fd: int, name: str) -> bytes:
+    with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd), "rb") as file:
+        return file.read()
 
 
 def put(fd: int, name: str, data: bytes) -> None:

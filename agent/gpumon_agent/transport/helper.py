@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 
@@ -31,6 +32,7 @@ WAITS = "at the next phase boundary"
 _NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
 _KEPT = 8  # requests and lines kept until the training process has seen them
 _LINE_CHARS = 400  # so that all fit an answer
+_KEPT_IN_S = 5.0  # a report of an out-of-memory, else it is only in the runtime directory
 _EXIT_S = 10.0  # from Goodbye until the process is gone: CUDA and NCCL shut down slowly
 
 
@@ -63,6 +65,7 @@ class Helper:
         self._ahead = protect("outlook on the disk", self._write_ahead)
         self._failed: wire.Oom | None = None  # its past is not yet on disk
         self._keep_past = protect("out-of-memory's past on the disk", self._write_past)
+        self._keeping: Thread | None = None
         self._last = last_known.File(self._box, self.descriptor.unix_ns, self.descriptor.pid, written=start.again)
         self._last_ns = time.monotonic_ns()
         self._last_phase: bytes | None = None
@@ -165,6 +168,11 @@ class Helper:
         self._number += 1
         self._said = [*self._said, (self._number, wire.clean(text, _LINE_CHARS))][-_KEPT:]
 
+    def finish(self) -> None:
+        """After `serve`: waits for a report that is being copied."""
+        if self._keeping is not None:
+            self._keeping.join(_KEPT_IN_S)
+
     # -------------------------------------------------------------------------------------------------------- internal
 
     def _at(self) -> Current:
@@ -225,6 +233,8 @@ class Helper:
             described = [(-1, raw) for raw in self._picture.events()]
             events = [*described, *self.publisher.history.events(), *newest]
             self._box.write_past(failed.report, recorded(hello.nonce, time.time_ns(), events))
+            self._keeping = Thread(target=self._box.keep, args=(failed.report,), daemon=True)
+            self._keeping.start()  # a home on a network may not answer
 
     def _write_last(self, *, ended: bool) -> None:
         """In case this process is killed too, with its whole container."""
@@ -293,4 +303,6 @@ def main() -> None:
     start = messages.decode_start(encoded)
     if start.again:
         endpoint.remove_left(start.descriptor)
-    Helper(memory, start).publisher.serve()
+    helper = Helper(memory, start)
+    helper.publisher.serve()
+    helper.finish()
