@@ -1,7 +1,7 @@
 """The child process that reads NVML: a driver that hangs blocks only this process.
 
 For each line on standard input it reads all devices once and writes one line: the JSON of a protocol.DriverReading,
-from plain lists, because this process does without msgspec and the wire's types, a third of its memory. It ends with
+from plain lists, because this process does without msgspec and the wire's types, a quarter of its memory. It ends with
 its input, or with its parent.
 """
 
