@@ -222,7 +222,7 @@ def test_the_log_of_the_demo_and_of_a_dry_run_shows_what_they_print(in_terminal,
         terminal = in_terminal(*arguments, **here)
         terminal.read_until("step ", seconds=200)
         terminal.press("7")
-        terminal.read_until(f"of the training that `{name}` started", ": loss ")
+        terminal.read_until(f"the training that `{name}` started", ": loss ")
         terminal.press("q")
         assert terminal.ended() in (0, 1, 3)
 
