@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.growth import SETTLING_STEPS
 from gpumon.analysis.history import StepPeaks
@@ -24,8 +25,7 @@ USUAL = 0.95
 CUTS = (0.99, USUAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Outlier:
+class Outlier(msgspec.Struct, frozen=True):
     """A batch that makes the peak."""
 
     step: int

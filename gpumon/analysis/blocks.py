@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from gpumon.analysis.estimate.simulator import LARGE_SEGMENT, SMALL
 from gpumon.analysis.units import size as size_of
@@ -43,8 +44,7 @@ PoolKind = tuple[bool, bool, int]
 """private, small, stream"""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True):
     """Bytes; of one segment, one pool, or all."""
 
     reserved: int = 0
@@ -55,7 +55,7 @@ class Totals:
     largest_free: int = 0
     segments: int = 0
     blocks: int = 0
-    kinds: Mapping[str, int] = field(default_factory=dict, hash=False)
+    kinds: Mapping[str, int] = msgspec.field(default_factory=dict)
     """bytes of each kind; `allocated` above is the sum of the owners"""
 
     @property
@@ -63,8 +63,7 @@ class Totals:
         return self.inactive_split / self.reserved if self.reserved else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """One segment with all its blocks, by address."""
 
     address: int
@@ -83,15 +82,14 @@ class Whole:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True):
     """Segments that serve the same requests."""
 
     private: bool
     small: bool
     stream: int
     totals: Totals
-    segments: tuple[Whole, ...] = field(repr=False)
+    segments: tuple[Whole, ...]
 
     @property
     def name(self) -> str:
@@ -99,8 +97,7 @@ class Pool:
         return f"{'private, ' if self.private else ''}{size} pool, stream {self.stream}"
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatorMap:
+class AllocatorMap(msgspec.Struct, frozen=True):
     totals: Totals
     pools: tuple[Pool, ...]
 
@@ -204,8 +201,7 @@ Harm = Literal["none", "gaps", "full", "unknown"]
 """gaps: what is free would be enough, but lies in pieces; full: it would not be enough in one piece either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     harm: Harm
     text: str
 

@@ -11,15 +11,14 @@ Known limitations. NCCL's own memory is part of the driver's `context`; its size
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis import units
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(msgspec.Struct, frozen=True):
     each: int  # bytes on the rank with the most
     together: int
     returned: int  # saved by gradient_as_bucket_view=True on all ranks together; 0 if it is on
@@ -33,8 +32,7 @@ class Buckets:
     copying: tuple[int, ...] = ()  # ranks with a copy of their gradients there, if others have none
 
 
-@dataclass(frozen=True, slots=True)
-class Shards:
+class Shards(msgspec.Struct, frozen=True):
     """FSDP's or tensor parallelism's shards, on the rank with the largest."""
 
     kind: str

@@ -8,7 +8,8 @@ Known limitations. A group is tensors that look alike: two lists of losses of on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon_agent import wire
 
@@ -16,8 +17,7 @@ ORDERS = ("step", "bytes", "count", "grown")
 """Sort keys of groups, descending, then by bytes; step: bytes per step, groups of several before single tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class CensusRow:
+class CensusRow(msgspec.Struct, frozen=True):
     group: wire.Group
     per_step: int | None = None  # bytes
 

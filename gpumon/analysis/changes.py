@@ -8,11 +8,11 @@ tests/analysis/test_changes.py checks that both agree.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class BytesByOwner:
+class BytesByOwner(msgspec.Struct, frozen=True):
     """Bytes by owner at the moment of the change; 0 if an owner holds none or does not matter."""
 
     weights: float = 0
@@ -50,8 +50,7 @@ def sharded(held: BytesByOwner, stage: int, ranks: int) -> BytesByOwner:
     return BytesByOwner(**{owner: getattr(held, owner) * spared for owner in _SHARDED[stage]})
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Bytes: at least, expected, at most."""
 
     low: float
@@ -70,8 +69,7 @@ def exactly(count: float) -> Span:
     return Span(count, count, count)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """The changes requested; together they give one answer."""
 
     batch: float = 1.0
@@ -125,8 +123,7 @@ SHORT = tuple(USUAL[at] for at in (1, 3, 4, 5, 6, 7))
 """Those that fit on a screen."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeResult:
+class ChangeResult(msgspec.Struct, frozen=True):
     """One change's peak, or why it is unknown."""
 
     change: Change

@@ -12,7 +12,6 @@ are not known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -72,8 +71,7 @@ class _Step(msgspec.Struct, frozen=True):
 _KINDS: dict[str, Any] = {"hello": _Hello, "model": _Model, "layers": _Layers, "step": _Step}
 
 
-@dataclass(slots=True)
-class RankSummary:
+class RankSummary(msgspec.Struct):
     """What is kept of one rank of a run. Bytes; None: not known."""
 
     rank: int | None
@@ -83,11 +81,12 @@ class RankSummary:
     step: int | None = None
     steps: int = 0
     composed: int = -1  # the peak that `categories` belong to
-    categories: dict[str, int] = field(default_factory=dict)
-    at_end: dict[str, int] = field(default_factory=dict)  # the same, at the end of the newest step that was sampled
-    phases: dict[str, int] = field(default_factory=dict)
-    modules: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)  # how it was run: "batch" → "8×512"
+    categories: dict[str, int] = msgspec.field(default_factory=dict)
+    at_end: dict[str, int] = msgspec.field(default_factory=dict)
+    """the same, at the end of the newest step that was sampled"""
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
+    modules: dict[str, int] = msgspec.field(default_factory=dict)
+    facts: dict[str, str] = msgspec.field(default_factory=dict)  # how it was run: "batch" → "8×512"
 
     def take(self, obj: Object) -> None:
         """One object of `--json`. Raises ValidationError if it is malformed."""
@@ -140,11 +139,10 @@ class RankSummary:
             self.at_end = {name: end[name] for name in CATEGORIES if name in end}
 
 
-@dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """One run: pass it every object."""
 
-    ranks: dict[object, RankSummary] = field(default_factory=dict)
+    ranks: dict[object, RankSummary] = msgspec.field(default_factory=dict)
 
     def take(self, obj: Object) -> None:
         """One object of `--json`. Raises ValidationError if it is malformed."""
@@ -159,8 +157,7 @@ class Run:
         return max(known, key=lambda each: each.peak or 0, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """One figure of both runs, in bytes."""
 
     kind: Kind
@@ -173,8 +170,7 @@ class Difference:
         return self.after - self.before
 
 
-@dataclass(frozen=True, slots=True)
-class RunComparison:
+class RunComparison(msgspec.Struct, frozen=True):
     """`differences`: the peaks first, then by kind, largest first, without equal ones."""
 
     before: RankSummary

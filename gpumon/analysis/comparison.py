@@ -13,7 +13,7 @@ different steps if training is fast. Both numbers are given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.reports import DeviceReport
@@ -41,8 +41,7 @@ HELD = "held"
 """Line for activations left at a step's end: something still holds them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True):
     """One figure, estimated and measured. `source`: of the estimate; "measured" if there is only the reading."""
 
     line: str
@@ -60,8 +59,7 @@ class Compared:
         return d is not None and abs(d) > max(OFF_BYTES, OFF_FRACTION * (self.estimate or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateCheck:
+class EstimateCheck(msgspec.Struct, frozen=True):
     """A step beside its estimate. `phases` are their peaks, in the step's order."""
 
     step: int | None  # of phases and of what it adds

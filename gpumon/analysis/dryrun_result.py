@@ -15,8 +15,10 @@ Cost: one report per closed step. Memory: one record per rank and device.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis import ledger
 from gpumon.analysis.diagnosis.oom_report import OomReport
@@ -33,8 +35,7 @@ Ended = Literal["finished", "steps", "left", "failed"]
 """The script ended with exit code 0; after the requested steps; because the viewer left; in any other way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(msgspec.Struct, frozen=True):
     """A device and its highest use. Bytes."""
 
     name: str
@@ -51,8 +52,7 @@ class Space:
         return self.capacity - self.used
 
 
-@dataclass(frozen=True, slots=True)
-class HighestPeak:
+class HighestPeak(msgspec.Struct, frozen=True):
     """The peak of one rank on one device: of a phase, or at a failed allocation."""
 
     rank: int | None
@@ -69,16 +69,14 @@ class HighestPeak:
     lines_phase: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     rank: int | None
     oom: wire.Oom
     explained: OomReport | None
     survived: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The verdict. `fits` is None if the run cannot tell; `unknown` says why."""
 
     fits: bool | None
@@ -109,8 +107,7 @@ class Outcome:
         return max(self.highest, key=lambda highest: highest.allocated, default=None)
 
 
-@dataclass(slots=True)
-class _Followed:
+class _Followed(msgspec.Struct):
     top: wire.Phase | wire.Oom | None = None
     allocated: int = 0  # then
     reserved: int | None = None

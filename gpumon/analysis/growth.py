@@ -31,7 +31,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.robust import Trend, median, resistant_line, theil_sen
 from gpumon.analysis.types import Growth
@@ -49,8 +50,7 @@ SLOWED_SHARE = 0.2
 SETTLING_STEPS = 2  # the first of a run, which create gradients, optimizer state and workspaces
 
 
-@dataclass(frozen=True, slots=True)
-class Law:
+class Law(msgspec.Struct, frozen=True):
     least: int = 0  # minimum growth over the window, in the figure's unit
     scales: tuple[int, ...] = (5, 10, 20, 40)  # steps (or readings) a part; each divides the next
 
@@ -105,8 +105,7 @@ class _Scale:
         return max(1, self.middles[last] - self.middles[first])  # the host may be read several times in a step
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(msgspec.Struct):
     scale: _Scale
     since: int
     base: float

@@ -15,7 +15,6 @@ the helper was killed too, only the last sign of life is known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -49,8 +48,7 @@ class RankStatus(msgspec.Struct, frozen=True, gc=False):
     replaced: bool = False  # another process has taken its place
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(msgspec.Struct, frozen=True):
     """All ranks in order: by node, then by rank."""
 
     ranks: tuple[RankStatus, ...]
@@ -67,8 +65,7 @@ class JobStatus:
         return tuple(dict.fromkeys(each.node or "" for each in self.ranks))
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     median: float
     worst: int
     at: int  # index of the worst among those given

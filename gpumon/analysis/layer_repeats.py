@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.layers import FIGURES, LayerNode, Tree, together
 from gpumon.analysis.units import percent, size
@@ -20,8 +21,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)
 OUTSIDE_NAME = "outside its modules"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One module, or equal ones in a row. `name`: with its path; `total`: of all together."""
 
     name: str

@@ -13,7 +13,8 @@ input) are `Tree.elsewhere`. Activations are None on every line until a step was
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
@@ -22,8 +23,7 @@ FIGURES = ("weights", "buffers", "gradients", "optimizer", "activations")
 """Names of the ledger's lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBytes:
+class LayerBytes(msgspec.Struct, frozen=True):
     """Bytes; None: not known."""
 
     weights: int | None = None
@@ -37,8 +37,7 @@ class LayerBytes:
         return sum(value for name in FIGURES if (value := getattr(self, name)) is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNode:
+class LayerNode(msgspec.Struct, frozen=True):
     """One module. `children` are in the model's order."""
 
     path: str  # "" is the root
@@ -51,8 +50,7 @@ class LayerNode:
     children: tuple[LayerNode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(msgspec.Struct, frozen=True):
     """One model on one device. `step`: of the newest gradients, state and activations; None before the first."""
 
     model: int

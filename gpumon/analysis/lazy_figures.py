@@ -7,8 +7,9 @@ gpumon.analysis.estimate.closed_form each time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
@@ -58,8 +59,7 @@ class LazyLedger:
         return max(0.0, (self._rank.unix_ns(self._end.t_ns) - driver.unix_ns) / 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class LazyEstimate:
+class LazyEstimate(msgspec.Struct, frozen=True):
     """The inputs of a closed-form estimate, which a call computes."""
 
     owners: Owned

@@ -13,8 +13,10 @@ Known limitations. Two leaks of similar tensors are reported as the first if no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from operator import is_
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.suspects import Suspect, explaining, root, suspects
 from gpumon.analysis.types import GrownByHolder, Growth
@@ -25,8 +27,7 @@ TAKEN = ("allocated", "unexplained", "blocks")
 """Figures whose growth is a leak on the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(msgspec.Struct, frozen=True):
     main: Growth  # the first of `TAKEN` that grows, with the earliest `since` of them all
     since: int
     per_step: float  # bytes

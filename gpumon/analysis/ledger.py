@@ -31,9 +31,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.suspects import root
 from gpumon.analysis.types import OWNERS, Breakdown, GrownByHolder, Peak, Read
@@ -50,8 +50,7 @@ READINGS_LOOKED_AT = 16
 CLOCKS_AGREE_WITHIN_NS = 2_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class DriverLines:
+class DriverLines(msgspec.Struct, frozen=True):
     """The driver's figures for a device and our process, in a state known to be the allocator's too."""
 
     unix_ns: int

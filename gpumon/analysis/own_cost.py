@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+
+import msgspec
 
 from gpumon_agent import wire
 
 LIMIT_MAX = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCost:
+class OwnCost(msgspec.Struct, frozen=True):
     """Shares of the mean step's time. The true cost is within `error` of `share`, 19 times in 20.
 
     `error` None: not measured (yet); it is `share` at most.

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.rules import Rule
 
 WIDTH = 80
 
 
-@dataclass(frozen=True, slots=True)
-class FindingPage:
+class FindingPage(msgspec.Struct, frozen=True):
     """One finding's page. `silent`: when it is not reported."""
 
     means: str

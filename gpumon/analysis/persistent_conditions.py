@@ -7,15 +7,14 @@ forward. Peaks before the oldest stored step are not known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.history import Looked, StepPeaks
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """A forward in eval mode that recorded a graph without a backward."""
 
     step: int
@@ -23,8 +22,7 @@ class Recorded:
     by: str = ""  # the module and the line that called it
 
 
-@dataclass(frozen=True, slots=True)
-class Fragmented:
+class Fragmented(msgspec.Struct, frozen=True):
     """The allocator reserved more; `highest` shows how much of it was ever allocated."""
 
     step: int

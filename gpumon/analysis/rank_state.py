@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpumon.analysis import ledger
 from gpumon.analysis.batches import Batches
@@ -52,28 +53,27 @@ def kind(step: StepPeaks) -> Kind:
     return step.optimizers, tuple(len(shape) for shape in step.input_shapes)
 
 
-@dataclass(slots=True)
-class DeviceState:
+class DeviceState(msgspec.Struct):
     index: int
     lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
-    first: dict[Kind, list[StepPeaks]] = field(default_factory=dict)  # what the estimate learns from
+    first: dict[Kind, list[StepPeaks]] = msgspec.field(default_factory=dict)  # what the estimate learns from
     newest: StepPeaks | None = None
     record: StepRecord | None = None  # the newest one learnt, and the results from it:
     end: wire.Phase | None = None
     owners: wire.Ledger | None = None  # read there
-    forecaster: Forecaster = field(default_factory=Forecaster)
+    forecaster: Forecaster = msgspec.field(default_factory=Forecaster)
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak with a breakdown
     retries: int | None = None  # at the previous look
     available: int | None = None  # reserved + free, at the newest reading that could be placed
-    others: Others = field(default_factory=Others)
+    others: Others = msgspec.field(default_factory=Others)
     whatif: tuple[ChangeResult, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
     typical: float | None = None  # peak, at the newest look
-    growth: DeviceGrowth = field(default_factory=DeviceGrowth)
-    batches: Batches = field(default_factory=Batches)
-    standing: PersistentConditions = field(default_factory=PersistentConditions)
-    named: LeakNames = field(default_factory=LeakNames)
+    growth: DeviceGrowth = msgspec.field(default_factory=DeviceGrowth)
+    batches: Batches = msgspec.field(default_factory=Batches)
+    standing: PersistentConditions = msgspec.field(default_factory=PersistentConditions)
+    named: LeakNames = msgspec.field(default_factory=LeakNames)
     skipped: bool = False  # the forecaster did not see every step
     highest: HighestStep | None = None  # peak so far
 
@@ -182,9 +182,8 @@ class DeviceState:
                 return
 
 
-@dataclass(slots=True)
-class RankState:
-    devices: dict[int, DeviceState] = field(default_factory=dict)
+class RankState(msgspec.Struct):
+    devices: dict[int, DeviceState] = msgspec.field(default_factory=dict)
     first: int = 0  # step number of the oldest record of the frame that was learnt from
     newest: StepRecord | None = None
     thinned: wire.Thinned | None = None  # the history at the last relearning
@@ -192,9 +191,9 @@ class RankState:
     key: tuple[object, ...] = ()
     report: RankReport | None = None
     models: tuple[ModelRecord, ...] | None = None  # those that `owned` was made from
-    owned: dict[int, Owned | None] = field(default_factory=dict)
+    owned: dict[int, Owned | None] = msgspec.field(default_factory=dict)
     tables: tuple[tuple[ModelRecord, tuple[wire.Module, ...]], ...] = ()  # large embeddings of these
-    tracker: Tracker = field(default_factory=Tracker)
+    tracker: Tracker = msgspec.field(default_factory=Tracker)
     looked_at: int | None = None  # newest step that findings were looked for at
     hello: wire.Hello | None = None
     pid: int = 0
@@ -202,7 +201,7 @@ class RankState:
     label: str = ""
     host: str = ""
     placed: int = -1  # how many devices `uuids` was made for
-    host_growth: HostGrowth = field(default_factory=HostGrowth)
+    host_growth: HostGrowth = msgspec.field(default_factory=HostGrowth)
     censuses: tuple[wire.Census, ...] = ()
     checkpoints: tuple[wire.Checkpoint, ...] = ()
     ended: bool = False

@@ -8,11 +8,11 @@ checkpoint arrives).
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis import device_budget, ledger
 from gpumon.analysis.findings import Look, retries

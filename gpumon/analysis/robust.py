@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 NORMAL_95 = 1.96  # standard deviations to each side that hold 95 % of a normal distribution
 
@@ -25,8 +26,7 @@ def _middle(ordered: Sequence[int | float]) -> float:
     return float(ordered[half]) if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(msgspec.Struct, frozen=True):
     """A slope per unit of x with its 95 % interval, and how many standard deviations Kendall's S is from no trend."""
 
     slope: float
@@ -75,8 +75,7 @@ def _places(count: int, at_most: int) -> tuple[int, ...]:
     return tuple([round(i * (count - 1) / (at_most - 1)) for i in range(at_most)])
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """y = intercept + slope · x."""
 
     intercept: float

@@ -14,7 +14,6 @@ Known limitations. A first census cannot distinguish older tensors of about the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -32,8 +31,7 @@ LEAST_OF_CUT = 5  # in a census that ended early
 TOO_MANY_TIMES = 4  # times the blocks added: more tensors must be older
 
 
-@dataclass(slots=True)
-class Suspect:
+class Suspect(msgspec.Struct):
     """Live tensors kept by one variable. `holder` is None if none was found."""
 
     holder: wire.Holder | None
@@ -43,8 +41,8 @@ class Suspect:
     graph_bytes: int = 0
     cyclic: int = 0
     grown: int | None = None
-    kinds: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)  # (shape, dtype) → tensors
-    names: dict[str, int] = field(default_factory=dict)  # holders' names → tensors
+    kinds: dict[tuple[tuple[int, ...], str], int] = msgspec.field(default_factory=dict)  # (shape, dtype) → tensors
+    names: dict[str, int] = msgspec.field(default_factory=dict)  # holders' names → tensors
     several_places: bool = False  # one tensor in each
     where: str | None = None
     phase: str | None = None

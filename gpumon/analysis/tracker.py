@@ -9,7 +9,9 @@ A finding gives its first step only if the run's history shows it, so that every
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.findings import CATALOGUE, Evidence, Look
 from gpumon.analysis.rules import (
@@ -32,18 +34,16 @@ _Key = tuple[str, int, str]
 """The rule's code, the device, and the subject if a rule can hold for several."""
 
 
-@dataclass(slots=True)
-class _Case:
+class _Case(msgspec.Struct):
     held: int = 0  # looks in a row with evidence
     missed: int = 0  # looks in a row without, once open
     since: int | None = None
     finding: Finding | None = None
 
 
-@dataclass(slots=True)
-class Tracker:
-    _cases: dict[_Key, _Case] = field(default_factory=dict)
-    _gone: OrderedDict[tuple[_Key, int | None], Finding] = field(default_factory=OrderedDict)
+class Tracker(msgspec.Struct):
+    _cases: dict[_Key, _Case] = msgspec.field(default_factory=dict)
+    _gone: OrderedDict[tuple[_Key, int | None], Finding] = msgspec.field(default_factory=OrderedDict)
 
     def look(self, look: Look, *, again: bool = False) -> None:
         """`again`: the same step with new evidence; it does not count as another look."""

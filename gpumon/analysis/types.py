@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,8 +32,7 @@ DRIVER = ("context", "other_processes", "free")
 """Lines between `reserved` and the device's total."""
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(msgspec.Struct, frozen=True):
     """Bytes by line; None: not known.
 
     allocated = owners + unexplained (or unattributed, on unsampled steps) + rounding
@@ -74,7 +72,7 @@ class Breakdown:
 
     def known(self) -> tuple[tuple[str, int], ...]:
         """(line, bytes) of every known line that is not zero, in the ledger's order."""
-        return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
+        return tuple((name, value) for name in self.__struct_fields__ if (value := getattr(self, name)))
 
 
 class Peak(msgspec.Struct, frozen=True, gc=False):
@@ -88,16 +86,14 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
     module: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HighestStep:
+class HighestStep(msgspec.Struct, frozen=True):
     """The highest peak of all steps seen, and the first step with it."""
 
     step: int
     allocated: int
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """What a step should need by closed form. `sources` says per line: exact, learnt, measured."""
 
     lines: Breakdown
@@ -137,8 +133,7 @@ BATCH = "batch"
 SEVERITIES = ("info", "warning", "critical")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     code: str
     severity: str
     step: int | None  # its first step; None: not in the run's history
@@ -163,8 +158,7 @@ class Finding:
 NEARLY_ALL = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class GrownByHolder:
+class GrownByHolder(msgspec.Struct, frozen=True):
     """Growing bytes that a census found, by holder: part of the line `variables`.
 
     They were counted at one step; at other steps they are scaled by the steps of growth. A census takes several steps,
@@ -188,8 +182,7 @@ class GrownByHolder:
         return tuple(holder for holder, *_ in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """The newest step whose owners were read. It may be older than the newest step: fast steps are sampled."""
 
     step: int
@@ -198,8 +191,7 @@ class Read:
     held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, largest first
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """Trend of one figure, sampled at every step's end: the evidence of a leak, or of none.
 
     `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, pinned (of

@@ -7,14 +7,15 @@ Figures compared with each other in a table or sentence should share a unit: pic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 MINUS = "−"  # as wide as "+", unlike "-"
 NOT_KNOWN = "n/a"
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """A binary unit of bytes, and the digits to show after the point."""
 
     name: str

@@ -21,7 +21,9 @@ or a block's input. Combined changes are treated as independent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.changes import (
     BUCKET_VIEWS,
@@ -56,8 +58,7 @@ class Untold(Exception):
     """The reason why a change cannot be answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     start: float
     weights: float
     state: float
@@ -70,7 +71,7 @@ class Parts:
     more: Span  # added by backward on top
     measured: float  # forward, before any change
     gathered: float = 0.0  # weights that may be freed before the optimizer steps
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def answer(

@@ -12,10 +12,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
+import msgspec
 
 from gpumon.cli import native_reader
 from gpumon.cli.printing import say, say_json
@@ -43,8 +43,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """One line. `fails`: gpumon cannot work here; `note`: it can, but something is missing."""
 
     verdict: Verdict

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from gpumon.analysis.estimate.comparing import ParameterComparison
 from gpumon.analysis.estimate.plan import TargetDevice

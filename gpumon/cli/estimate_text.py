@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpumon.analysis.answer import line, of_estimate
 from gpumon.analysis.estimate.comparing import ParameterComparison

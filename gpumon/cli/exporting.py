@@ -13,9 +13,10 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpumon import link
 from gpumon.analysis import Reporter
@@ -39,20 +40,19 @@ ONCE_PATIENCE_S, ONCE_PATIENCE_MAX_S = 5.0, 120.0
 """How long --once waits for a job that sends nothing of its past, and for one that still sends."""
 
 
-@dataclass
-class _Followed:
+class _Followed(msgspec.Struct):
     """One job: its session and its subscription task."""
 
     name: str
     run: str
     store: SessionStore
     began: float
-    pids: set[int] = field(default_factory=set)
-    reporter: Reporter = field(default_factory=Reporter)
+    pids: set[int] = msgspec.field(default_factory=set)
+    reporter: Reporter = msgspec.field(default_factory=Reporter)
     task: asyncio.Task[None] | None = None
     ended: float | None = None
-    heard: float = field(default_factory=time.monotonic)
-    synced: set[str] = field(default_factory=set)
+    heard: float = msgspec.field(default_factory=time.monotonic)
+    synced: set[str] = msgspec.field(default_factory=set)
 
     @property
     def complete(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from gpumon.cli.printing import say, say_json
 from gpumon.cli.progress import working
@@ -174,4 +174,4 @@ def asked_of(
 
 def _as_live(rank: RankFrame) -> RankFrame:
     """As if it were live, so that an ended run has the headroom it had."""
-    return dataclasses.replace(rank, status="live")
+    return msgspec.structs.replace(rank, status="live")

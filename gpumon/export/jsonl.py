@@ -8,7 +8,6 @@ that clock). Unknown fields are null, never 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from gpumon_agent import wire
 
 Object = dict[str, Any]
 
-_LINES = tuple(field.name for field in fields(Breakdown))
+_LINES = Breakdown.__struct_fields__
 _encoder = msgspec.json.Encoder()
 
 

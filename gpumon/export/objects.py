@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,8 +19,7 @@ from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
+class Stated(msgspec.Struct, frozen=True):
     """One object, with its keys for counting."""
 
     source: str
@@ -34,13 +32,12 @@ class Stated:
         return str(self.object["type"])
 
 
-@dataclass(slots=True)
-class _Said:
+class _Said(msgspec.Struct):
     hello: wire.Hello | None = None
-    models: dict[int, int] = field(default_factory=dict)  # model → revision
+    models: dict[int, int] = msgspec.field(default_factory=dict)  # model → revision
     step: StepRecord | None = None
-    layers: dict[tuple[int, int], LayersRecord] = field(default_factory=dict)  # by model and device
-    findings: dict[tuple[str, str, int | None], tuple[str | None, ...]] = field(default_factory=dict)
+    layers: dict[tuple[int, int], LayersRecord] = msgspec.field(default_factory=dict)  # by model and device
+    findings: dict[tuple[str, str, int | None], tuple[str | None, ...]] = msgspec.field(default_factory=dict)
     """(code, subject, since) → last printed state, severity, holder, where"""
     ended: bool = False
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -44,8 +44,7 @@ class JobReports(NamedTuple):
     reports: tuple[RankReport, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gauge:
+class _Gauge(msgspec.Struct, frozen=True):
     name: str
     help: str
     labels: tuple[str, ...]
@@ -92,11 +91,10 @@ _FAMILIES = {
 }  # fmt: skip
 
 
-@dataclass
-class _Families:
+class _Families(msgspec.Struct):
     """The families of one scrape; families without samples are omitted."""
 
-    made: dict[str, Metric] = field(default_factory=dict)
+    made: dict[str, Metric] = msgspec.field(default_factory=dict)
 
     def add(self, name: str, labels: Sequence[str], value: float | None) -> None:
         if value is None:

@@ -8,7 +8,6 @@ Cost. A pass over the kept steps, and one over the phases of those shown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from gpumon.analysis import ledger
@@ -138,7 +137,7 @@ def _phases(record: StepRecord, before: StepRecord | None, device: int, text: Te
 
 def parts(lines: Breakdown, names: Sequence[str] = (*OWNERS, *REST)) -> list[tuple[str, int]]:
     """The lines of those names that are known and not zero, in the ledger's order."""
-    return [(line.name, value) for line in fields(lines) if line.name in names and (value := getattr(lines, line.name))]
+    return [(name, value) for name in lines.__struct_fields__ if name in names and (value := getattr(lines, name))]
 
 
 def _owners(record: StepRecord, report: DeviceReport, text: Texts) -> list[Any] | None:

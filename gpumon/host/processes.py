@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 
+import msgspec
 import psutil
 
 from gpumon_agent import wire
@@ -15,8 +15,7 @@ CHILDREN_EVERY_S = 4.0
 """Interval for finding children, which reads every process of the machine. Their memory is read each time."""
 
 
-@dataclass
-class _Watched:
+class _Watched(msgspec.Struct):
     process: psutil.Process
     children: list[psutil.Process] | None = None  # not searched yet
     asked_cpu: bool = False  # psutil's first answer is a meaningless 0.0

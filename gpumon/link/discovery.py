@@ -8,8 +8,9 @@ import socket
 import stat
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpumon_agent import endpoint
 from gpumon_agent.endpoint import Descriptor
@@ -22,8 +23,7 @@ _LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is 
 _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watch(model)` to the script"
 
 
-@dataclass(frozen=True)
-class DiscoveredJob:
+class DiscoveredJob(msgspec.Struct, frozen=True):
     """The agents of one run: one process, or all local ranks of a launcher."""
 
     name: str

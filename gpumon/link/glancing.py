@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import zmq
 
 from gpumon_agent import wire
@@ -16,8 +16,7 @@ from .channel import Channel
 GLANCE_S = 0.3
 
 
-@dataclass(frozen=True)
-class Glance:
+class Glance(msgspec.Struct, frozen=True):
     """`hello` and `heartbeat` are None if the agent did not answer; `why` then says so."""
 
     descriptor: Descriptor

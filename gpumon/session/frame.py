@@ -7,7 +7,6 @@ earlier frames: a closed step is one immutable object.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -54,16 +53,14 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
         return {phase.device for phase in self.phases} if self.alone is None else {self.alone}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
+class ModelRecord(msgspec.Struct, frozen=True):
     """A model's newest revision; `modules` may still be arriving (fewer than `model.modules`)."""
 
     model: wire.Model
     modules: tuple[wire.Module, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LayersRecord:
+class LayersRecord(msgspec.Struct, frozen=True):
     """What a model's modules keep on one device, in the newest step with complete `Layers`."""
 
     model: int
@@ -73,8 +70,7 @@ class LayersRecord:
     elsewhere: int | None = None  # activations of no module of the model
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentsRecord:
+class SegmentsRecord(msgspec.Struct, frozen=True):
     """One device's allocator, block by block: the newest complete reading."""
 
     device: int
@@ -89,16 +85,14 @@ class SegmentsRecord:
     walked: bool | None = None  # autograd's graph was read with the owners
 
 
-@dataclass(frozen=True, slots=True)
-class HostSample:
+class HostSample(msgspec.Struct, frozen=True):
     """One reading of a machine and when it arrived (receiver's clock)."""
 
     unix_ns: int
     host: wire.Host
 
 
-@dataclass(frozen=True, slots=True)
-class RankFrame:
+class RankFrame(msgspec.Struct, frozen=True):
     """One training process."""
 
     source: str
@@ -137,8 +131,7 @@ class RankFrame:
         return self.hello.clock.unix_ns + (t_ns - self.hello.clock.monotonic_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """Everything known at one moment, ranks in order of rank, then pid."""
 
     unix_ns: int

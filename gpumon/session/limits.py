@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon_agent import wire
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLimits:
+class StoreLimits(msgspec.Struct, frozen=True):
     steps: int = 4_096  # closed steps a rank that the helper keeps in full, until `Thinned` drops the oldest
     steps_in_all: int = 16_384  # of all ranks together: with many ranks each keeps fewer
     steps_at_least: int = 64  # of each rank, for any number of ranks

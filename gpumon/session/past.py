@@ -7,9 +7,9 @@ newer than the step. The machine's readings are kept for ten minutes, and heartb
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpumon.session.frame import RankFrame
 from gpumon.session.steps import Steps

@@ -7,11 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+from msgspec.structs import replace
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, Screen
@@ -34,6 +35,7 @@ from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.status_log import StatusLog
 from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
+from gpumon.tui.stylesheet import StylesheetParsedOnce
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.text_layout import in_ascii
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
@@ -76,11 +78,13 @@ HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
 """(cells, class of the screen from there on); gpumon.tcss hides what does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     theme: str = NAMES[0]
     ascii: bool = False
     rank: int | None = None
+
+
+USUAL = Options()
 
 
 class MonitorApp(App[int]):
@@ -157,7 +161,7 @@ class MonitorApp(App[int]):
         pace: Pace | None = None,
         recording: Recorded | None = None,
         clock: Callable[[], int] = time.time_ns,
-        options: Options = Options(),
+        options: Options = USUAL,
         watch_terminal: bool = False,
         seen: Callable[[Frame], object] | None = None,
     ) -> None:
@@ -210,6 +214,7 @@ class MonitorApp(App[int]):
             self.register_theme(theme)
         self.colourless = self.no_color
         self.theme = NAMES[2] if self.colourless else options.theme
+        self.stylesheet = StylesheetParsedOnce(self.get_css_variables())
         self.set_class(options.ascii, "-ascii")
         self.palette = NONE if self.colourless else PALETTES[options.theme]
 

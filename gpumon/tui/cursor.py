@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpumon.analysis import RankReport, Reporter
 from gpumon.analysis.answer import NOBODY, Answer, answer

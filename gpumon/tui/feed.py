@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from gpumon.session.incoming import Incoming as One
 from gpumon.session.incoming import singly
@@ -28,8 +29,7 @@ Ask = Callable[[str, str, int], Awaitable[wire.Reply]]
 """Sends a request about a device to the agent of a source. Raises LinkError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
+class ProcessFacts(msgspec.Struct, frozen=True):
     """What the system knows of a process of this machine; None: it does not tell."""
 
     user: str | None = None
@@ -38,8 +38,7 @@ class ProcessFacts:
     began_unix: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobChoice:
+class JobChoice(msgspec.Struct, frozen=True):
     """A job of this machine that can be opened. `sources`: its agents, as its messages name them."""
 
     name: str
@@ -54,8 +53,7 @@ class JobChoice:
     began_unix: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """What the Home screen looks at."""
 
     jobs: Callable[[], Sequence[JobChoice]]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpumon.analysis import RankReport, Reporter
 from gpumon.analysis.answer import NOBODY, Answer, answer
@@ -33,8 +34,7 @@ ENDED_MAX = 20
 """Ended jobs that stay on the page: the newest ones, about a page of them at 80x24."""
 
 
-@dataclass
-class Watch:
+class Watch(msgspec.Struct):
     """One job that is listened to."""
 
     choice: JobChoice
@@ -42,12 +42,12 @@ class Watch:
     facts: ProcessFacts
     store: SessionStore
     task: asyncio.Task[None] | None = None
-    reporter: Reporter = field(default_factory=Reporter)
+    reporter: Reporter = msgspec.field(default_factory=Reporter)
     reports: tuple[RankReport, ...] = ()
     turn: int = 0
     answer: Answer = NOBODY
     failure: str | None = None
-    rows: list[JobRow] = field(default_factory=list)
+    rows: list[JobRow] = msgspec.field(default_factory=list)
 
     @property
     def sources(self) -> frozenset[str]:

@@ -7,7 +7,8 @@ the plot scrolls by whole columns and does not flicker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.tui.text_layout import Line, Span
 
@@ -20,8 +21,7 @@ SHORTEST = 10
 """Fewer values than this are not stretched over the full width."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(msgspec.Struct, frozen=True):
     """One value per step; None if unknown."""
 
     role: str
@@ -31,8 +31,7 @@ class Curve:
     sign: str = "#"  # used without braille
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(msgspec.Struct, frozen=True):
     """Which dot column shows which steps: at most `count` columns of equally many steps.
 
     Columns begin at multiples of their length, so that the plot moves by whole columns. Few steps are several wide.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True):
     """An event of the run, as `]` finds it."""
 
     kind: str
@@ -14,8 +13,7 @@ class Moment:
     unix_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(msgspec.Struct, frozen=True):
     unix_ns: int = 0  # of the newest message; 0: none yet
     step: int = -1  # the newest that was closed; -1: none yet
     first_ns: int = 0

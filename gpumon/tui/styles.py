@@ -7,17 +7,16 @@ and reverse are used; with `--ascii` every category is an ASCII character.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from rich.style import Style
 
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILLION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 
 
-@dataclass(frozen=True, slots=True)
-class Palette:
+class Palette(msgspec.Struct, frozen=True):
     """A theme's colours; None keeps the terminal's own."""
 
     text: str | None
@@ -60,8 +59,7 @@ ANSI: Final = Palette(
 NONE: Final = Palette(None, None, None, None, None, None, None, {})
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
+class Glyphs(msgspec.Struct, frozen=True):
     lines: Mapping[str, str]
     live: str
     silent: str
@@ -102,8 +100,7 @@ ASCII: Final = Glyphs(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Ink:
+class Ink(msgspec.Struct, frozen=True):
     """Role → style, on one background."""
 
     styles: Mapping[str, Style]

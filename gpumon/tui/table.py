@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
 from textual import events
 from textual.binding import Binding, BindingType
 
@@ -17,8 +17,7 @@ R = TypeVar("R")
 D = TypeVar("D")
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[R, D]):
+class Column(msgspec.Struct, Generic[R, D], frozen=True):
     """A column of rows of type R; D: what formatting needs (units, glyphs). `to_left`: text."""
 
     name: str

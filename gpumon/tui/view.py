@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis import ledger
 from gpumon.analysis.answer import NOBODY, Answer
@@ -26,16 +27,14 @@ MANY = 16
 """More ranks than this are analysed in turn, and have no heat strips below their table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """A message of the viewer itself: connected, lost, reconnected."""
 
     unix_ns: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """The shown rank and device at one moment, plus the whole frame."""
 
     frame: Frame

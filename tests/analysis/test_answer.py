@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as replace_growth
 from itertools import pairwise
 
 import pytest
 from leaking import census, group, leaking
 from msgspec.structs import replace
+from msgspec.structs import replace as replace_growth
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import virtual
+from msgspec.structs import replace
 from synthetic import Run, frame_of
 from told import told
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+from msgspec.structs import replace
 from transformers_configs import MODELS
 
 from gpumon.analysis.estimate import from_config

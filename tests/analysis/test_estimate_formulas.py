@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from transformers_configs import bert
 
 from gpumon.analysis.estimate import from_config

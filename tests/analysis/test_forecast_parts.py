@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
+import msgspec
 import pytest
 from forecasting.backtest import backtest
 from msgspec.structs import replace
@@ -54,7 +54,7 @@ def test_the_end_of_a_random_leak_is_known_as_well_as_a_sum_of_its_amounts_can_b
     assert most is not None
     assert abs(steps - least - apart) <= 2
     assert abs(most - steps - apart) <= 2
-    few = dataclasses.replace(growth, since=34, low=5.0, high=20.0)  # too few amounts to know how they differ
+    few = msgspec.structs.replace(growth, since=34, low=5.0, high=20.0)  # too few amounts to know how they differ
     assert steps_to_full(590, few) == (60, 29, 121)
 
 
@@ -165,7 +165,7 @@ def test_a_report_asked_late_answers_what_if_as_though_the_model_had_been_fed_al
     rank = rank_of(run, 60, host_every=1)
     reporter = Reporter()
     for record in rank.steps:
-        reporter.rank(dataclasses.replace(rank, steps=rank.steps[: record.step + 1]))
+        reporter.rank(msgspec.structs.replace(rank, steps=rank.steps[: record.step + 1]))
     report = reporter.rank(rank).devices[0]
     assert any(each.peak is not None for each in report.whatif)
     assert report.whatif == tuple(answer(rank, report, learnt(rank).shape_model, SHORT))

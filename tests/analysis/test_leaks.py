@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
 from leaking import LOSSES, OUTPUTS, census, group, leaking
 from looked import codes, history, only
+from msgspec.structs import replace
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from synthetic import Run, rank_of
 
 from gpumon.analysis.rank_state import DeviceState, RankState

@@ -6,10 +6,10 @@ A look is written by hand here, figure by figure. No run is simulated, and no fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as restruct
 from synthetic import GIB, MIB, Run, rank_of
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from leaking import LOSSES, OUTPUTS, census, group, leaking
 from looked import history, only
+from msgspec.structs import replace
 from synthetic import MIB, Run
 
 from gpumon.analysis import Reporter

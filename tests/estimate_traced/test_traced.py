@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
 from factories import CASES, UNSAID, Case
+from msgspec.structs import replace
 from scenarios.catalogue import BY_NAME
 
 from gpumon.analysis.estimate.from_module import FromModule, describe, on_meta, shared

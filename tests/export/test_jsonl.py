@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -101,7 +100,7 @@ def test_fields_come_in_the_documented_order() -> None:
     for each in every_kind():
         assert list(each) == list(SCHEMA["$defs"][each["type"]]["properties"])
     step = next(each for each in every_kind() if each["type"] == "step")
-    assert list(step["ledger"]) == [field.name for field in fields(Breakdown)]
+    assert list(step["ledger"]) == list(Breakdown.__struct_fields__)
 
 
 def test_the_page_shows_real_output() -> None:

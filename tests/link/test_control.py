@@ -7,13 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
+from msgspec.structs import replace
 from synthetic import Run, frame_of
 
 from gpumon import link

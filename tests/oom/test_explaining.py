@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tabformer
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpumon.analysis.diagnosis import log
 from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from synthetic import GIB, Run, rank_of
 
 from gpumon.analysis.diagnosis.live import of_rank

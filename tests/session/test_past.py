@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 from synthetic import MIB, START_UNIX_NS, STEP_NS, Run
 
 from gpumon.link.recording_index import Marks

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.segment import Segment
 from rich.style import Style
 

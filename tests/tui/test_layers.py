@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pictured import text_of
 
 from gpumon.analysis.layer_repeats import path_of, runs, sentence

@@ -264,7 +264,7 @@ def test_a_bar_has_at_least_ten_cells() -> None:
 
 
 def test_what_stands_before_the_speed() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     assert written(replace(HALF, held=True)).startswith(" ‖ ×8")
     assert written(replace(HALF, held=True, ended=True)).startswith(" ■ ×8")
@@ -275,7 +275,7 @@ def test_what_stands_before_the_speed() -> None:
 
 
 def test_events_are_on_the_bar_and_the_worst_is_on_top() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     at = BEGAN + 1_000 * 10**9
     marked = replace(HALF, moments=(Moment("out of memory", 9, at), Moment("checkpoint", 9, at)))

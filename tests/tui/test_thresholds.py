@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.types import Breakdown, Growth, HighestStep, Peak

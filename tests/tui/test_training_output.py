@@ -9,11 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from msgspec.structs import replace
 from pictured import text_of
 from watched import Run
 

@@ -23,7 +23,7 @@ the request would have succeeded without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis import units
 from gpumon.analysis.diagnosis.figures import Figure, known
@@ -40,16 +40,14 @@ CRUMBS = 0.02
 ZERO = known(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     verdict: str
     sentence: str
     reasons: tuple[str, ...] = ()
     missing: Figure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeakEvidence:
+class LeakEvidence(msgspec.Struct, frozen=True):
     """Growth per step in bytes, the number of steps it lasted, and findings that name the holders."""
 
     bytes_per_step: int
@@ -57,8 +55,7 @@ class LeakEvidence:
     named: tuple[Finding, ...] = ()  # most bytes first
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedPeak:
+class PredictedPeak(msgspec.Struct, frozen=True):
     """The step's forecast peak when its batch entered forward, and the lower end of its interval, in bytes."""
 
     peak: int

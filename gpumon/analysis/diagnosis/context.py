@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpumon.analysis.diagnosis.message_parser import OomMessage
 from gpumon.analysis.diagnosis.optimizer_step import Recipe
@@ -14,8 +15,7 @@ VARIABLES = ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC
 """The last one exists since PyTorch 2.9."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """Settings already in use. None: not known."""
 
     expandable: bool | None = None
@@ -33,15 +33,14 @@ class Settings:
         return cls(expandable="expandable_segments:true" in text.lower(), set=text)
 
 
-@dataclass(frozen=True, slots=True)
-class FailureContext:
+class FailureContext(msgspec.Struct, frozen=True):
     message: OomMessage
     verdict: str
     phase: str | None = None
     tensors: Sequence[Tensor] = ()
     recipe: Recipe | None = None
     way: str | None = None
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = msgspec.field(default_factory=Settings)
     activation: Tensor | None = None  # logits or attention scores, if the request was for these
     kept: Sequence[Finding] = ()  # findings on memory kept for no use
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis import units
 from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak, find_cause
@@ -23,8 +25,7 @@ DEFAULT_OPTIMIZER = "adamw"
 """Assumed if a model is given without an optimizer; the report says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """Input beside the message."""
 
     tensors: Sequence[Tensor] = ()
@@ -33,7 +34,7 @@ class Known:
     sequence: int | None = None
     heads: int | None = None
     later: bool | None = None  # whether the optimizer had stepped before; None: unknown
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = msgspec.field(default_factory=Settings)
     growth: LeakEvidence | None = None
     foreseen: PredictedPeak | None = None
     kept: tuple[Finding, ...] = ()  # findings on memory kept for no use, most bytes first

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+
+import msgspec
 
 UNITS = {"byte": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50, "e": 1 << 60}
 SIZE = r"\d{1,20}(?:\.\d{1,9})?\s{0,9}(?:[KMGTPE]i?B|bytes|byte|B)\b"
@@ -14,8 +15,7 @@ SIZE = r"\d{1,20}(?:\.\d{1,9})?\s{0,9}(?:[KMGTPE]i?B|bytes|byte|B)\b"
 _SIZE = re.compile(r"(\d+(?:\.(\d+))?)\s*([KMGTPE]?)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """Bytes between `low` and `high`, both included; equal where they are known exactly."""
 
     low: int

@@ -9,7 +9,8 @@ cudaMallocAsync PyTorch calls no observer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak
 from gpumon.analysis.diagnosis.changed import changed

@@ -9,7 +9,9 @@ Known limitations. A message without a traceback has no phase.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.diagnosis.message_parser import OomMessage, find_all, newest
 from gpumon_agent import wire
@@ -21,8 +23,7 @@ PROGRESS_CHARS = 200_000
 """How far above the message the newest step number is searched."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrameLine:
+class FrameLine(msgspec.Struct, frozen=True):
     file: str
     line: int | None
     function: str
@@ -39,8 +40,7 @@ class FrameLine:
         return name if self.line is None else f"{name}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(msgspec.Struct, frozen=True):
     """The last out-of-memory in a text."""
 
     message: OomMessage

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.diagnosis.figures import SIZE, Figure, read
 from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT, SMALL
@@ -24,8 +26,7 @@ TAIL_CHARS = 2500
 """No message is longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class OomMessage:
+class OomMessage(msgspec.Struct, frozen=True):
     """One parsed message. None: not in the message."""
 
     text: str  # its own words, on one line
@@ -49,7 +50,7 @@ class OomMessage:
     expandable: bool | None = None  # the message says that expandable segments are on
     segments: bool = True  # the request is the size of a segment, not of the tensor: see `asked`
     new: bool = False  # worded as since PyTorch 2.1
-    where: tuple[int, int] = field(default=(0, 0), compare=False)  # position in the text that was read
+    where: tuple[int, int] = (0, 0)  # position in the text that was read
 
     @property
     def slack(self) -> Figure | None:
@@ -251,8 +252,7 @@ def _flat(text: str) -> tuple[str, list[int]]:
 # ----------------------------------------------------------------------------- libraries, the driver, and the host
 
 
-@dataclass(frozen=True, slots=True)
-class _Sign:
+class _Sign(msgspec.Struct, frozen=True):
     kind: str
     source: str
     pattern: re.Pattern[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.diagnosis.figures import Figure
 from gpumon.analysis.estimate.model import Tensor
@@ -21,8 +21,7 @@ VERDICTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A tensor that the failed request may have been for."""
 
     tensor: Tensor
@@ -36,16 +35,14 @@ class Candidate:
     later: bool = False  # in a step after the first, with all states allocated
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(msgspec.Struct, frozen=True):
     code: str
     text: str
     saves: int | None = None  # bytes at the failure; None: not computable
     enough: bool | None = None  # whether that alone makes it fit
 
 
-@dataclass(frozen=True, slots=True)
-class OomReport:
+class OomReport(msgspec.Struct, frozen=True):
     """One out-of-memory, explained. Bytes; None: not known."""
 
     verdict: str  # a key of VERDICTS

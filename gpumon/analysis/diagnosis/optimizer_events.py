@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT
@@ -10,8 +10,7 @@ from gpumon_agent import wire
 from gpumon_agent.units import rounded
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One request: its purpose, parameter and size in bytes, and the bytes allocated before it."""
 
     phase: str
@@ -22,8 +21,7 @@ class Event:
     later: bool = False  # of a step after the first
 
 
-@dataclass(slots=True)
-class Allocated:
+class Allocated(msgspec.Struct):
     """The running total of allocated bytes."""
 
     bytes: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpumon.analysis.diagnosis.context import FailureContext, available
 from gpumon.analysis.diagnosis.oom_report import Remedy

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.diagnosis import special_optimizers
 from gpumon.analysis.diagnosis.optimizer_events import Allocated, Event, counted
@@ -44,8 +45,7 @@ WAYS_IN_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True):
     """An optimizer's memory use.
 
     `temporaries` are those of one parameter, in order of allocation. All but the last are freed before the next

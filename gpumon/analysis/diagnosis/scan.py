@@ -9,8 +9,10 @@ own.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
 from typing import BinaryIO
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.diagnosis import log
 from gpumon.analysis.diagnosis.message_parser import OomMessage, find_all, newest
@@ -38,8 +40,7 @@ _WORDS: tuple[tuple[bytes, ...], ...] = (
 _LONGEST = max(len(word) for words in _WORDS for word in words)
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(msgspec.Struct):
     """Spans of bytes around one kind of word, the newest `KEPT_BYTES` of them."""
 
     spans: deque[tuple[int, int]]

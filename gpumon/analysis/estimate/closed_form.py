@@ -25,7 +25,9 @@ derived. With several optimizers, which one stepped is not described: temporarie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.estimate.optimizers import needs, state_bytes, temporary_bytes
 from gpumon.analysis.history import StepPeaks
@@ -38,8 +40,7 @@ NEAR = 0.001
 """State that differs less from its formula has a step counter on the device: the formula is right."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(msgspec.Struct, frozen=True):
     """Bytes that follow from the model's description alone."""
 
     weights: int
@@ -53,8 +54,7 @@ class Owned:
     gradients_source: str = "exact"
 
 
-@dataclass(frozen=True, slots=True)
-class Learnt:
+class Learnt(msgspec.Struct, frozen=True):
     """What the first iterations had beyond the owners, in bytes."""
 
     steps: int

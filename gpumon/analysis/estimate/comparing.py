@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.estimate.model import ModelTensors, vocabulary_of
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPair:
+class LayerPair(msgspec.Struct, frozen=True):
     """One layer (numbered ones folded) with its parameters in either model; 0: not there."""
 
     layer: str
@@ -20,8 +19,7 @@ class LayerPair:
         return self.second - self.first
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterComparison:
+class ParameterComparison(msgspec.Struct, frozen=True):
     """Rows in the models' order, the sums, and the parameters per vocabulary entry if that explains all."""
 
     rows: tuple[LayerPair, ...]
@@ -31,8 +29,7 @@ class ParameterComparison:
     per_entry: int | None  # parameters
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """One of the two. `vocabulary`: from its config; None: the rows of its largest table."""
 
     model: ModelTensors

@@ -16,9 +16,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.estimate.from_module import FromModule, on_meta, traceable
 from gpumon.analysis.estimate.model import NotAModel
@@ -98,11 +100,10 @@ def _unnamed(kind: type) -> Any:
     return transformers.AutoModelForCausalLM if decoder else transformers.AutoModel
 
 
-@dataclass
-class FromConfig(FromModule):
-    content: Mapping[str, Any] = field(kw_only=True)
-    where: str = field(kw_only=True)
-    _kept: dict[Workload, int] = field(default_factory=dict)  # bytes of keys and values
+class FromConfig(FromModule, kw_only=True):
+    content: Mapping[str, Any]
+    where: str
+    _kept: dict[Workload, int] = msgspec.field(default_factory=dict)  # bytes of keys and values
 
     @property
     def config(self) -> Any:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.estimate.model import ModelTensors, Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
@@ -108,8 +110,7 @@ def _may_lead_back(part: nn.Module) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Trace:
+class _Trace(msgspec.Struct, frozen=True):
     phases: tuple[PhaseBytes, ...]
     requests: AllocatorRequests
     as_rank: bool  # False: one of several ranks was requested, but the module was traced alone
@@ -121,8 +122,7 @@ def _no_shapes() -> Shapes:
     return Shapes()
 
 
-@dataclass
-class FromModule:
+class FromModule(msgspec.Struct):
     """The module and the functions given with it. `began` is called with each workload that is traced."""
 
     module: nn.Module
@@ -130,8 +130,8 @@ class FromModule:
     batches: Callable[[int], Any] | None = None
     loss: Callable[[Any], Any] | None = None
     began: Callable[[Workload], object] = lambda _: None
-    shapes: Shapes = field(default_factory=_no_shapes)
-    _traces: dict[Workload, _Trace] = field(default_factory=dict)
+    shapes: Shapes = msgspec.field(default_factory=_no_shapes)
+    _traces: dict[Workload, _Trace] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -227,11 +227,10 @@ class FromModule:
         yield from ()
 
 
-@dataclass
-class FromTensors(FromModule):
+class FromTensors(FromModule, kw_only=True):
     """From names and shapes alone."""
 
-    tensors: ModelTensors = field(kw_only=True)
+    tensors: ModelTensors
 
     @classmethod
     def of(cls, model: ModelTensors) -> FromTensors:

@@ -12,9 +12,10 @@ algorithm it chooses by timing; they count as 0, as on the virtual GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+import msgspec
 
 MIB = 1 << 20
 CUBLAS_WORKSPACE = 8_519_680
@@ -22,8 +23,7 @@ CUBLAS_WORKSPACE_HOPPER = 33_554_432
 CUBLASLT_WORKSPACE = MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """The device properties that sizes depend on; defaults are an A100's."""
 
     multiprocessors: int = 108

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from gpumon.analysis.estimate.workload import FLOAT, Workload
 
@@ -36,16 +37,15 @@ class Taking(Protocol):
     def move(self, storage: Any, line: str) -> Any: ...
 
 
-@dataclass
-class Lbfgs:
+class Lbfgs(msgspec.Struct):
     """One optimizer, from step to step. `sizes`: bytes of each parameter's copy; `evaluate`: the closure."""
 
     memory: Taking
     work: Workload
     sizes: Sequence[int]
     evaluate: Callable[[], object]
-    _pairs: deque[list[Any]] = field(default_factory=deque)
-    _scales: list[Any] = field(default_factory=list)
+    _pairs: deque[list[Any]] = msgspec.field(default_factory=deque)
+    _scales: list[Any] = msgspec.field(default_factory=list)
     _direction: Any = None
     _gradient: Any = None  # of the previous iteration
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
+import msgspec
+from msgspec.structs import replace
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+
+class Tensor(msgspec.Struct, frozen=True):
     """A parameter or buffer. `tied_to`: the parameter whose storage this name shares (it has no bytes of its own)."""
 
     name: str
@@ -29,8 +30,7 @@ class Tensor:
         return 0 if self.tied_to else self.count * self.width
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTensors:
+class ModelTensors(msgspec.Struct, frozen=True):
     """Tensors by name. Counts are of distinct storages: a tied weight counts once."""
 
     name: str

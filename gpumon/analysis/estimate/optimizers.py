@@ -16,7 +16,7 @@ modelled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon_agent import wire
 
@@ -24,8 +24,7 @@ EIGHT_BIT_FROM, EIGHT_BIT_BLOCK = 4096, 256
 """bitsandbytes leaves smaller tensors in fp32, and keeps one fp32 scale per block of the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """Multiples of parameter bytes. None: not known by closed form."""
 
     state: float | None
@@ -33,8 +32,7 @@ class Needs:
     loop_tensors: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(msgspec.Struct, frozen=True):
     state: float | None
     foreach: float | None = None  # temporaries of a foreach step
     decay: float = 0  # more of them when weight decay is added to the gradients

@@ -16,8 +16,10 @@ computed alone, not combined with others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware
@@ -45,8 +47,7 @@ class Subject(Protocol):
         """(code, title, subject) of changes to the model itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(msgspec.Struct, frozen=True):
     """The result of a run. `forward`: whether its forward is known. `requests`: None if parts are computed."""
 
     model: ModelTensors
@@ -72,22 +73,20 @@ class Played:
         return self.requests.fit(budget)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetDevice:
+class TargetDevice(msgspec.Struct, frozen=True):
     """A device by name: total bytes, and a process's bytes beside its allocator."""
 
     name: str
     total: int
     context: int
-    hardware: Hardware = field(default_factory=Hardware)
+    hardware: Hardware = msgspec.field(default_factory=Hardware)
 
     @property
     def budget(self) -> int:
         return self.total - self.context
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """The estimate of one workload. `peak` is of allocated bytes, over all iterations run."""
 
     played: Played
@@ -125,8 +124,7 @@ class Expected:
         return next((p for p in self.phases if p.phase == name and p.iteration == wanted), None)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanChange:
+class PlanChange(msgspec.Struct, frozen=True):
     """One change, and the peak with it. `saves` is negative if it costs memory."""
 
     code: str
@@ -136,8 +134,7 @@ class PlanChange:
     fits: bool | None  # None without a device
 
 
-@dataclass(frozen=True, slots=True)
-class Thumb:
+class Thumb(msgspec.Struct, frozen=True):
     """The rule of thumb: its sum, and its relative error to the computed need (0.1: a tenth too much)."""
 
     total: int

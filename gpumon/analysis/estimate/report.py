@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.estimate import plan
 from gpumon.analysis.estimate.plan import Expected, PlanChange, Subject, TargetDevice, Thumb
 from gpumon.analysis.estimate.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """The largest that fits on a device."""
 
     fits: bool
@@ -19,8 +19,7 @@ class Limits:
     sequence: int | None  # None: no tokens
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateReport:
+class EstimateReport(msgspec.Struct, frozen=True):
     """`floor`: batch 1 and the shortest sequence. `context` is None without a device."""
 
     subject: Subject

@@ -12,14 +12,13 @@ Known limitations. Activations, buffers and temporaries are not included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.estimate.optimizers import EIGHT_BIT_BLOCK, needs
 from gpumon.analysis.estimate.workload import NONE, Workload
 
 
-@dataclass(frozen=True, slots=True)
-class RankShare:
+class RankShare(msgspec.Struct, frozen=True):
     """What one rank holds permanently, in bytes."""
 
     stage: int

@@ -19,7 +19,8 @@ modelled. A real driver may place segments in another order, which only decides 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpumon_agent.units import BLOCK_BYTES
 
@@ -44,8 +45,7 @@ class OutOfMemory(Exception):
         self.reserved = reserved
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatorFigures:
+class AllocatorFigures(msgspec.Struct, frozen=True):
     """The allocator's figures in bytes, named as in `torch.cuda.memory_stats`."""
 
     allocated: int
@@ -55,8 +55,7 @@ class AllocatorFigures:
     inactive_split: int
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedSegment:
+class SimulatedSegment(msgspec.Struct, frozen=True):
     """One range from the device, with its blocks in order: (address, bytes, bytes requested, allocated)."""
 
     address: int
@@ -95,8 +94,7 @@ class _Pool:
         return bisect_left(self.free, (stream, size, 0))
 
 
-@dataclass(slots=True, eq=False)
-class SimulatedBlock:
+class SimulatedBlock(msgspec.Struct, eq=False):
     """A piece of a segment, in bytes; free it with the allocator that made it."""
 
     address: int
@@ -123,8 +121,7 @@ class SimulatedBlock:
             self.next.previous = self
 
 
-@dataclass(slots=True)
-class _Stat:
+class _Stat(msgspec.Struct):
     current: int = 0
     peak: int = 0
 
@@ -134,20 +131,26 @@ class _Stat:
             self.peak = self.current
 
 
-@dataclass
 class SimulatedAllocator:
     """One device's allocator. `capacity`: bytes it may reserve, i.e. the device's without contexts and other processes;
-    None: no limit. The other settings are those of PYTORCH_CUDA_ALLOC_CONF, in bytes."""
+    None: no limit. `total`: the device's bytes; an expandable segment reserves addresses for 9/8 of them. The other
+    settings are those of PYTORCH_CUDA_ALLOC_CONF, in bytes."""
 
-    capacity: int | None = None
-    expandable_segments: bool = False
-    max_split_size: int | None = None
-    roundup_power2_divisions: int = 0
-    total: int | None = None  # the device's bytes: an expandable segment reserves addresses for 9/8 of them
-    retries: int = field(default=0, init=False)
-    """How often cached segments were released because the device was full: `num_alloc_retries`."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        capacity: int | None = None,
+        expandable_segments: bool = False,
+        max_split_size: int | None = None,
+        roundup_power2_divisions: int = 0,
+        total: int | None = None,
+    ) -> None:
+        self.capacity = capacity
+        self.expandable_segments = expandable_segments
+        self.max_split_size = max_split_size
+        self.roundup_power2_divisions = roundup_power2_divisions
+        self.total = total
+        self.retries = 0
+        """How often cached segments were released because the device was full: `num_alloc_retries`."""
         self._limit = _UNLIMITED if self.capacity is None else self.capacity
         self._largest_split = _UNLIMITED if self.max_split_size is None else self.max_split_size
         self._small, self._large = _Pool(small=True), _Pool(small=False)

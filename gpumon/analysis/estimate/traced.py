@@ -20,8 +20,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
@@ -47,8 +48,7 @@ class Untraceable(NotAModel):
     """The reason why this workload cannot be traced, in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBytes:
+class PhaseBytes(msgspec.Struct, frozen=True):
     """One phase of one iteration (0: load). Lines add up to `peak` and `end`, `rounding` included."""
 
     phase: str
@@ -60,11 +60,10 @@ class PhaseBytes:
     reserved: int  # peak of reserved
 
 
-@dataclass
-class AllocatorRequests:
+class AllocatorRequests(msgspec.Struct):
     """Requests to the allocator in order: (bytes, stream), or the index of the request that is freed."""
 
-    made: list[tuple[int, int] | int] = field(default_factory=list)
+    made: list[tuple[int, int] | int] = msgspec.field(default_factory=list)
 
     def fit(self, budget: int) -> bool:
         """Whether an allocator with `room` bytes can serve all of them."""
@@ -81,8 +80,7 @@ class AllocatorRequests:
         return True
 
 
-@dataclass(eq=False, slots=True)
-class _Storage:
+class _Storage(msgspec.Struct, eq=False):
     block: SimulatedBlock
     bytes: int
     line: str
@@ -91,24 +89,23 @@ class _Storage:
     died: int = 1 << 62
 
 
-@dataclass
-class AllocationRecorder:
+class AllocationRecorder(msgspec.Struct):
     """Records allocations and frees of storages, and closes phases."""
 
     allocator: SimulatedAllocator
-    hardware: Hardware = field(default_factory=Hardware)
+    hardware: Hardware = msgspec.field(default_factory=Hardware)
     keeps_workspaces: bool = False
-    requests: AllocatorRequests = field(default_factory=AllocatorRequests)
-    phases: list[PhaseBytes] = field(default_factory=list)
+    requests: AllocatorRequests = msgspec.field(default_factory=AllocatorRequests)
+    phases: list[PhaseBytes] = msgspec.field(default_factory=list)
     iteration: int = 0
     thread: str = ""  # forward and backward run in different threads, each with its cuBLAS handle
     stream: Callable[[], int] = int  # always 0, unless several ranks are traced
     fresh: str = "temporaries"  # the line of new storages, until they are named
-    _alive: dict[int, _Storage] = field(default_factory=dict)
-    _taken: set[_Storage] = field(default_factory=set)
+    _alive: dict[int, _Storage] = msgspec.field(default_factory=dict)
+    _taken: set[_Storage] = msgspec.field(default_factory=set)
     held: bool = False  # phases do not close: LBFGS runs its closure within its step
-    _dead: list[_Storage] = field(default_factory=list)  # of this phase
-    _workspaces: dict[str, _Storage] = field(default_factory=dict)
+    _dead: list[_Storage] = msgspec.field(default_factory=list)  # of this phase
+    _workspaces: dict[str, _Storage] = msgspec.field(default_factory=dict)
     _clock: int = 0
     _highest: int = 0
     _moment: int = 0
@@ -324,8 +321,7 @@ def _prepared(module: torch.nn.Module, work: Workload) -> torch.nn.Module:
     return module
 
 
-@dataclass
-class _Traced:
+class _Traced(msgspec.Struct):
     module: torch.nn.Module
     batches: Callable[[int], Any]
     loss: Callable[[Any], torch.Tensor] | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpumon.analysis.estimate.kernels import Hardware
 from gpumon_agent import wire
@@ -11,8 +12,7 @@ from gpumon_agent import wire
 HALF, FLOAT = 2, 4  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(msgspec.Struct, frozen=True):
     """Bytes per parameter by purpose, and the precision of products."""
 
     name: str
@@ -82,8 +82,7 @@ def _setting(key: str, value: str) -> tuple[str, str]:
     return key, value
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerChoice:
+class OptimizerChoice(msgspec.Struct, frozen=True):
     """An optimizer by torch's name in lower case. `form`: foreach (torch's default on a GPU), fused or loop."""
 
     name: str = "adamw"
@@ -133,8 +132,7 @@ class OptimizerChoice:
         return wire.Optimizer(kind, count, size, None, foreach, fused, settings)
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True):
     """What one rank does in an iteration.
 
     `batch`: samples of one forward; `accumulation`: forwards per optimizer step. `zero`: 0 is DDP (or one rank), 1 to 3
@@ -144,8 +142,8 @@ class Workload:
 
     batch: int = 1
     sequence: int = 512
-    precision: Precision = field(default_factory=lambda: PRECISIONS["fp32"])
-    optimizer: OptimizerChoice = field(default_factory=OptimizerChoice)
+    precision: Precision = msgspec.field(default_factory=lambda: PRECISIONS["fp32"])
+    optimizer: OptimizerChoice = msgspec.field(default_factory=OptimizerChoice)
     world_size: int = 1
     zero: int = 0
     accumulation: int = 1
@@ -156,7 +154,7 @@ class Workload:
     kv_cache: int = 0
     attention: str = "sdpa"
     embedding_on_cpu: bool = False
-    hardware: Hardware = field(default_factory=Hardware)
+    hardware: Hardware = msgspec.field(default_factory=Hardware)
     flat: bool = False
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpumon.analysis.batches import Outlier
 from gpumon.analysis.history import StepPeaks
@@ -14,8 +15,7 @@ from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     title: str
     bytes: int | None
     remedy: str
@@ -31,8 +31,7 @@ class Evidence:
     source_line: str | None = None  # the text of the line `where`
 
 
-@dataclass(slots=True)  # one per step and rank; a frozen one takes twice as long to make
-class Look:
+class Look(msgspec.Struct, frozen=True):
     rank: RankFrame
     device: int
     record: StepRecord
@@ -46,13 +45,14 @@ class Look:
     typical_peak: float | None = None  # their median
     peers_peaks: tuple[float, ...] = ()  # the other ranks' medians
     retries_before: int | None = None  # num_alloc_retries at the previous look
-    elsewhere: Mapping[int, str] = field(default_factory=dict)  # pid → label of watched processes on other devices only
+    elsewhere: Mapping[int, str] = msgspec.field(default_factory=dict)
+    """pid → label of watched processes on other devices only"""
     growth: tuple[Growth, ...] = ()  # figures of this device
     host_growth: tuple[Growth, ...] = ()  # process and children; only for the rank's first device
     censuses: Sequence[wire.Census] = ()  # oldest first
     leak: Leak | None = None  # what grows, and the holders
     outlier: Outlier | None = None  # the newest one
-    standing: PersistentConditions = field(default_factory=PersistentConditions)
+    standing: PersistentConditions = msgspec.field(default_factory=PersistentConditions)
     tables: Sequence[tuple[ModelRecord, tuple[wire.Module, ...]]] | None = None  # large embeddings, if known
 
     @property

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from gpumon.analysis.estimate.simulator import SMALL_SEGMENT
 from gpumon.analysis.robust import NORMAL_95, theil_sen
@@ -47,8 +48,7 @@ LEAST_POINTS = 8
 READINGS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """The process's available bytes on its device: reserved + free at one moment, by allocator and driver."""
 
     available: int

@@ -4,10 +4,10 @@ file, what the training prints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
+import msgspec
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
@@ -37,8 +37,7 @@ OUTPUT_ELSEWHERE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     unix_ns: int
     who: str
     text: str

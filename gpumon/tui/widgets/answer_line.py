@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.answer import Answer, State, parts
 from gpumon.tui.styles import Glyphs
@@ -21,8 +21,7 @@ ROLES: dict[State, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
+class Stated(msgspec.Struct, frozen=True):
     state: State
     head: str
     text: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpumon.analysis import blocks
 from gpumon.analysis.blocks import (
@@ -48,8 +49,7 @@ _HARM = {
 _PARTLY = {ALLOCATED: ("▓", "%"), SPLIT: ("▒", "+")}
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(msgspec.Struct, frozen=True):
     """The panel's data. `why_not`: why the agent takes no requests; None: it does."""
 
     device: str
@@ -79,8 +79,7 @@ def oom_of(rank: RankFrame, record: SegmentsRecord) -> wire.Oom | None:
     return oom if at_one else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     """Where the map has what. `top`: lines above it; `rows`: (index of the pool, its first cell; None: its heading)."""
 
     top: list[Line]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from textual.events import Click
 
 from gpumon.analysis.answer import of_rank
@@ -42,8 +42,7 @@ STALE_S = 3.0
 """Older driver figures are shown with their age."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(msgspec.Struct, frozen=True):
     name: str
     now: Breakdown | None
     stale_s: int | None
@@ -389,8 +388,7 @@ def _item(name: str, value: int, unit: Unit, glyphs: Glyphs, label: str = "") ->
     return ((f"{glyphs.lines[name]} ", line_role(name)), shown, (number, "text"))
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """A moment's bytes on the bar's scale."""
 
     sign: str

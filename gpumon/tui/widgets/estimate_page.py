@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 
 from gpumon.analysis.comparison import OTHER, Compared, EstimateCheck, remarks
@@ -31,8 +31,7 @@ SOURCES = {
 _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead", "leak": "leak"}
 
 
-@dataclass(frozen=True, slots=True)
-class Estimated:
+class Estimated(msgspec.Struct, frozen=True):
     found: EstimateCheck | None
     remarks: tuple[str, ...]
     forecast: Forecast | None

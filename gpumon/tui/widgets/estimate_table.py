@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.comparison import OTHER, Compared, EstimateCheck, compare
 from gpumon.analysis.units import NOT_KNOWN, Unit, in_unit, unit_for
@@ -24,8 +25,7 @@ LITTLE_OF_ALLOCATED = 50
 """A line without an estimate is shown from 1/50 of allocated on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparisons:
+class Comparisons(msgspec.Struct, frozen=True):
     found: EstimateCheck | None
     waiting: bool
 
@@ -99,8 +99,7 @@ def _sum(rows: Sequence[Compared]) -> Compared:
     return Compared("allocated", sum(estimates) if estimates else None, sum(measured) if measured else None, "measured")
 
 
-@dataclass(frozen=True, slots=True)
-class FigureStyle:
+class FigureStyle(msgspec.Struct, frozen=True):
     unit: Unit
     strong: bool
     none: str = NOT_KNOWN

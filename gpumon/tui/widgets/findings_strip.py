@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 from textual.events import Click
 
@@ -22,8 +22,7 @@ _ROLE = {"info": "dim", "warning": "warn", "critical": "bad"}
 MOST_ROWS, MOST_ROWS_SHORT = 5, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(msgspec.Struct, frozen=True):
     findings: tuple[JobFinding, ...]  # of the whole job
     oom: wire.Oom | None  # if no report explains it yet
     known: bool  # some steps have closed

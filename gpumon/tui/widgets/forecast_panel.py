@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpumon.analysis import units
 from gpumon.analysis.types import KEPT, Forecast
@@ -37,8 +38,7 @@ FAR_STEPS = 1_000
 """From here on two digits of the steps until memory is full are enough, and it is not yet urgent."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastData:
+class ForecastData(msgspec.Struct, frozen=True):
     forecast: Forecast | None
     capacity: int | None
     ended: bool

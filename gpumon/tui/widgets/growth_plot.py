@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis import units
 from gpumon.analysis.growth_series import LASTING
@@ -28,8 +28,7 @@ LOW, TALL = 20, 32
 MOST = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
+class Grown(msgspec.Struct, frozen=True):
     """The panel's data: the device's figures, then the host's."""
 
     device: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.own_cost import own_cost
 from gpumon.analysis.units import pace
@@ -12,8 +12,7 @@ from gpumon.tui.view import View, device_of, newest_step
 from gpumon.tui.widgets.panel import Panel
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(msgspec.Struct, frozen=True):
     name: str
     who: str
     step: int | None

@@ -7,7 +7,9 @@ headroom, the bar. The answer and the job's name always stay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.answer import parts
 from gpumon.analysis.units import NOT_KNOWN, count, pace, size
@@ -104,8 +106,7 @@ def process_columns(room: int) -> Sequence[Column[ProcessRow, Glyphs]]:
     return _filling(made, "command", room)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     lines: list[Line]
     rows: tuple[int, ...]  # by line: the row that is drawn there, -1 for none
     space: int  # lines for rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -54,8 +53,7 @@ class ProcessRow(msgspec.Struct, frozen=True, gc=False):
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class HomePage:
+class HomePage(msgspec.Struct, frozen=True):
     """Everything that is drawn; compared by value."""
 
     jobs: tuple[JobRow, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.units import NOT_KNOWN, size
 from gpumon.tui.styles import Glyphs
@@ -12,8 +12,7 @@ from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True):
     """The line's data, already formatted."""
 
     rss: str

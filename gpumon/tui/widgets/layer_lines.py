@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpumon.analysis.layer_repeats import path_of
 from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree
@@ -27,8 +28,7 @@ _NAME = 26
 _WIDEST = 14  # one column is always shown
 
 
-@dataclass(frozen=True, slots=True)
-class LayersData:
+class LayersData(msgspec.Struct, frozen=True):
     trees: tuple[Tree, ...]
     device: int | None
     step: int | None = None  # the newest closed one
@@ -37,8 +37,7 @@ class LayersData:
     most: str = ""  # where most of the memory is
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
+class _Scale(msgspec.Struct, frozen=True):
     """What all rows share: the unit, the longest bar, the total bytes."""
 
     unit: Unit

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpumon.analysis.layer_repeats import OUTSIDE_NAME, joined, runs
 from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree, together
@@ -21,8 +23,7 @@ REPEATS = "\0"
 """Ends the path of a row of repeats, which starts with the path of their first."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerRow:
+class LayerRow(msgspec.Struct, frozen=True):
     """One module. `figures` includes everything below; in the flat list, only its own."""
 
     key: Key
@@ -43,8 +44,7 @@ class LayerRow:
         return self.layer.children if self.layer.path.endswith(REPEATS) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class LayerView:
+class LayerView(msgspec.Struct, frozen=True):
     opened: frozenset[Key] = frozenset()
     order: str = "model"
     upwards: bool = False
@@ -54,8 +54,7 @@ class LayerView:
     """Part of a path or kind, case-insensitive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """The shown rows, and the sum of the modules that match, each byte once."""
 
     rows: tuple[LayerRow, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 
 from gpumon.analysis.census import ORDERS, CensusRow, rows_of
@@ -40,8 +40,7 @@ COLUMNS: tuple[Column[CensusRow, Glyphs], ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Leaks:
+class Leaks(msgspec.Struct, frozen=True):
     census: wire.Census | None
     rows: tuple[CensusRow, ...]
     why_not: str | None = None  # why no census can be requested

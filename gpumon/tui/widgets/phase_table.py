@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpumon.analysis.phase_notes import notes
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
@@ -32,8 +32,7 @@ CURVE_CELLS = 40
 """The least room for the curve of a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseRow:
+class PhaseRow(msgspec.Struct, frozen=True):
     """A phase, or several of one name folded into one."""
 
     phase: str
@@ -55,8 +54,7 @@ class PhaseRow:
         return notes(self.flags)
 
 
-@dataclass(frozen=True, slots=True)
-class PhasesData:
+class PhasesData(msgspec.Struct, frozen=True):
     step: int | None
     running: bool
     rows: tuple[PhaseRow, ...]
@@ -166,8 +164,7 @@ class PhaseTable(Panel):
 _NUMBER = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     unit: Unit
     role: str
     highest: bool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
+
+import msgspec
 
 from gpumon.analysis.job import spread
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, exact, in_unit, percent, ranges, size, unit_for
@@ -35,8 +36,7 @@ def _far(value: int | None, unit: Unit) -> str:
     return text if len(text) <= _READABLE else size(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(msgspec.Struct, frozen=True):
     unit: Unit
     glyphs: Glyphs
 
@@ -92,8 +92,7 @@ UNHEARD = (COLUMNS[0],)
 """The columns of a rank that was never heard."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """The lines, rows per grid column (1 in a table), and for a table the row of each line."""
 
     lines: list[Line]

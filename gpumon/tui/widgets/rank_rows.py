@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -57,8 +56,7 @@ class RankRow(msgspec.Struct, frozen=True, gc=False):
 NOBODY = JobStatus((), None)
 
 
-@dataclass(frozen=True, slots=True)
-class RankPage:
+class RankPage(msgspec.Struct, frozen=True):
     """Everything that is drawn; compared by value."""
 
     rows: tuple[RankRow, ...] = ()
@@ -83,11 +81,10 @@ ORDERS: dict[str, Callable[[RankRow], float | None]] = {
 """Sort keys: the worst first."""
 
 
-@dataclass
-class PeakHistory:
+class PeakHistory(msgspec.Struct):
     """Each device's peak by step, in order. Kept between looks, so only new steps are read."""
 
-    _known: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], dict[int, int]] = msgspec.field(default_factory=dict)
 
     def of(self, rank: RankFrame, device: int) -> dict[int, int]:
         known = self._known.setdefault((rank.source, device), {})

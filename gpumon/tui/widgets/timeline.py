@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from math import floor, log10
 
+import msgspec
+from msgspec.structs import replace
 from textual.events import Click
 
 from gpumon.analysis import ledger
@@ -42,8 +43,7 @@ READING_COMES_NS = 500_000_000
 """A reading this long after a step still counts for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     step: int
     allocated_peak: int | None
     reserved: int | None
@@ -52,8 +52,7 @@ class Point:
     rss: int | None = None  # resident memory of a process that trains on the CPU
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineData:
+class TimelineData(msgspec.Struct, frozen=True):
     points: tuple[Point, ...]
     span: int
     capacity: int | None
@@ -238,8 +237,7 @@ def axis_top(highest: int) -> tuple[int, str, str]:
     return round(top * unit.bytes), f"{top:g}", f"{top / 2:g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Where in the panel what is drawn."""
 
     axis: int  # cells before the plot
