@@ -31,7 +31,7 @@ from gpumon.tui.ingest import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
 from gpumon.tui.monitor import Monitor
 from gpumon.tui.playback import Playback, Recorded
-from gpumon.tui.screens.base import MonitorScreen
+from gpumon.tui.screens.base import HEIGHTS, WIDTHS, MonitorScreen
 from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.status_log import StatusLog
 from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
@@ -72,10 +72,6 @@ STEPS_IN_ALL = 2400
 
 STEPS_AT_LEAST = 280
 """Minimum per rank, enough for forecasts, findings and the default timeline."""
-
-WIDTHS = [(0, "-slim"), (46, "-column"), (76, "-narrow"), (100, "-wide")]
-HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
-"""(cells, class of the screen from there on); gpumon.tcss hides what does not fit."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -220,17 +216,20 @@ class MonitorApp(App[int]):
 
     # -------------------------------------------------------------------------------------------------- life
 
+    def on_load(self) -> None:
+        """Before there is a screen, so that its first picture has figures."""
+        if self._feed is not None:
+            self._listen(self._feed)
+
     def on_mount(self) -> None:
         self._timer = self.set_interval(TICK_S, self.tick)
         if self._watch is not None:
             for number in (signal.SIGHUP, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-        if self._feed is not None:
-            self._listen(self._feed)
-        elif self._playback is not None:
+        if self._playback is not None:
             self._following = self._tasks.start(self._play(self._playback))
             self._tasks.start(self._playback.look())
-        elif self._home is not None:
+        elif self._feed is None and self._home is not None:
             self.action_home()
 
     def _signalled(self, number: int) -> None:
@@ -290,7 +289,7 @@ class MonitorApp(App[int]):
                 self.action_home()
                 return
             if not self._store.frame(self._clock()).ranks:
-                self.exit(1)
+                self.call_later(self.exit, 1)
                 return
             self.say(str(error))
         if self._pace is not None:
@@ -322,7 +321,7 @@ class MonitorApp(App[int]):
 
     def redraw(self) -> None:
         """Redraws everything at once, e.g. after a key press."""
-        if self.is_running:
+        if self.is_running and self.screen_stack:
             self._show(calm=True)
 
     def _redraw_soon(self) -> None:

@@ -1,7 +1,5 @@
 """Common to all messages: field types with their bounds, and the cleaning of names, once, at decode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The one codec: events to packets to frames, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, TypeVar, get_args
 

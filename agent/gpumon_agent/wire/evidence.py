@@ -1,7 +1,5 @@
 """Evidence beyond the figures: what holds tensors, checkpoints still alive, the allocator's blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 

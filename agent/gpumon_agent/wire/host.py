@@ -1,7 +1,5 @@
 """The viewer's own readings of the machine: NVML and psutil."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

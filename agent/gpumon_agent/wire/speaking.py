@@ -1,7 +1,5 @@
 """Identity and sign of life of an agent."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """The run's stream of events, in order. The agent's recorder numbers each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated

@@ -1,7 +1,5 @@
 """What is trained: models, their modules and optimizers, their distribution over ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated
 

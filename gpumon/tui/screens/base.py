@@ -12,6 +12,10 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.replay_line import ReplayLine
 
+WIDTHS = [(0, "-slim"), (46, "-column"), (76, "-narrow"), (100, "-wide")]
+HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
+"""(cells, class of the screen from there on); gpumon.tcss hides what does not fit."""
+
 
 class MonitorScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -22,6 +26,12 @@ class MonitorScreen(Screen[None]):
         Binding("shift+tab", "app.focus_previous", "Previous panel", show=False, id="screen.previous_panel",
                 tooltip="Focus the previous panel"),
     ]  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        for cells, breakpoints in ((self.app.size.width, WIDTHS), (self.app.size.height, HEIGHTS)):
+            # Textual sets them later, and then has the styles of every widget computed twice
+            self.add_class(max((least, name) for least, name in breakpoints if least <= cells)[1])
 
     @property
     def monitor(self) -> Monitor:

@@ -146,7 +146,8 @@ class LogScreen(MonitorScreen):
         yield KeyLine(id="keys")
 
     def show(self, view: View, *, calm: bool) -> None:
-        self.query_one(Output).display = output_of(self.monitor) is not None
+        for output in self.query(Output):  # none while the app shuts down
+            output.display = output_of(self.monitor) is not None
         super().show(view, calm=calm)
 
     async def action_copy_path(self) -> None:

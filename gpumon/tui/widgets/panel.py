@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, cast
 
 from rich.segment import Segment
@@ -129,7 +129,7 @@ class Panel(Widget, can_focus=True):
 
     def _strip(self, y: int) -> Strip:
         if self._ink is None:
-            self._ink = ink(self.monitor.palette, self.rich_style, self._filtered)
+            self._ink = ink(self.monitor.palette, self.rich_style, self._filter())
         room = self.size.width
         styles, base = self._ink.styles.get, self._ink.base
         line = fit(self._lines[y], room) if y < len(self._lines) else EMPTY
@@ -139,12 +139,17 @@ class Panel(Widget, can_focus=True):
         segments.append((" " * (room - width(line)), base))
         return Strip(joined(segments), self.size.width)
 
-    def _filtered(self, style: Style) -> Style:
-        """The style after Textual's line filters (NO_COLOR is one), computed once per role."""
-        segments = [Segment(" ", style)]
-        for each in self.get_line_filters():
-            segments = each.apply(segments, self.background_colors[1])
-        return segments[0].style or style
+    def _filter(self) -> Callable[[Style], Style]:
+        """What Textual's line filters (NO_COLOR is one) make of a style."""
+        filters, background = self.get_line_filters(), self.background_colors[1]
+
+        def filtered(style: Style) -> Style:
+            segments = [Segment(" ", style)]
+            for each in filters:
+                segments = each.apply(segments, background)
+            return segments[0].style or style
+
+        return filtered
 
     def notify_style_update(self) -> None:
         """A theme or class changed: drop all colours."""
