@@ -218,10 +218,10 @@ def _in_temporary() -> Path | None:
 
 def _beside(usual: Path) -> list[Path]:
     """Our directories used instead of `usual`, if another user has that."""
-    found = []
+    found, name = [], usual.name
     with contextlib.suppress(OSError), os.scandir(usual.parent) as entries:
         for entry in entries:
-            if _BESIDE.fullmatch(entry.name.removeprefix(usual.name)):
+            if entry.name.startswith(name) and _BESIDE.fullmatch(entry.name, len(name)):
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode):
                     found.append(usual.with_name(entry.name))

@@ -20,7 +20,8 @@ or a block's input. Combined changes are treated as independent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -43,7 +44,7 @@ from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.layers import LayerNode, trees
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.types import KEPT, Forecast
-from gpumon.session.frame import RankFrame
+from gpumon.session.frame import RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.shape_regression import Features, features
@@ -86,9 +87,24 @@ def answer(
 
 def _highest(rank: RankFrame, device: int) -> StepPeaks | None:
     """Of the newest steps, the one with the highest peak: it decides if batches differ."""
-    found = [figures for record in rank.steps[-STEPS:] if (figures := step_peaks(record, device)) is not None]
-    settled = [figures for figures in found if figures.step >= SETTLED] or found
-    return max(settled, key=lambda figures: figures.peak, default=None)
+    found: StepPeaks | None = None
+    for most, record in sorted(_bounds(rank, device), key=itemgetter(0), reverse=True):
+        if found is not None and most <= found.peak and found.step >= SETTLED:
+            break
+        figures = step_peaks(record, device)
+        if figures is not None and (found is None or _decides(figures) > _decides(found)):
+            found = figures
+    return found
+
+
+def _bounds(rank: RankFrame, device: int) -> Iterator[tuple[int, StepRecord]]:
+    """The newest steps, each with a bound of its peak. Their figures take ten times as long."""
+    for record in rank.steps[-STEPS:]:
+        yield max([phase.allocated_peak or 0 for phase in record.on(device)], default=0), record
+
+
+def _decides(figures: StepPeaks) -> tuple[bool, int]:
+    return figures.step >= SETTLED, figures.peak
 
 
 def _answer(

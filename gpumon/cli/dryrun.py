@@ -180,7 +180,7 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
         options=screen,
         watch_terminal=True,
     )
-    app.outputs = Outputs(TrainingOutput(kept, "the training that `gpumon dryrun` started"))
+    app.outputs = Outputs(TrainingOutput(kept, "the training that `gpumon dryrun` started"), others=False)
     return attach.run(app)
 
 

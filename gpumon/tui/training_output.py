@@ -40,6 +40,9 @@ class TrainingOutput:
         self._begun = ""  # a line without its end
         self._lines: tuple[str, ...] = ()
 
+    def is_same_file(self, other: TrainingOutput) -> bool:
+        return os.path.samestat(os.fstat(self._fd), os.fstat(other._fd))
+
     def lines(self) -> tuple[str, ...]:
         """Oldest first; the last one may not be complete. The same object if nothing came."""
         ahead = os.fstat(self._fd).st_size - self._at
@@ -62,22 +65,29 @@ class TrainingOutput:
 
 
 class Outputs:
-    """Of the processes that are shown. `started`: by gpumon itself; that file has the output of all ranks."""
+    """Of the processes that are shown. `started`: by gpumon itself; that file has the output of all their ranks.
 
-    def __init__(self, started: TrainingOutput | None = None) -> None:
+    `others`: processes that gpumon did not start may be shown, too.
+    """
+
+    def __init__(self, started: TrainingOutput | None = None, *, others: bool = True) -> None:
         self._started = started
+        self._others = others
         self._fd = -1
         self._found: tuple[str, TrainingOutput | None] = "", None
 
     def of(self, rank: RankFrame | None) -> TrainingOutput | None:
         """None: the process is not on this machine, or neither its stdout nor its stderr is a file."""
-        if self._started is not None or rank is None:
+        if rank is None or not self._others:
             return self._started
         if self._found[0] != rank.source:
             if self._fd >= 0:
                 os.close(self._fd)
             self._fd, whose = _opened(rank.hello)
-            self._found = rank.source, TrainingOutput(self._fd, whose) if self._fd >= 0 else None
+            found = TrainingOutput(self._fd, whose) if self._fd >= 0 else None
+            if found is not None and self._started is not None and found.is_same_file(self._started):
+                found = self._started
+            self._found = rank.source, found
         return self._found[1]
 
 

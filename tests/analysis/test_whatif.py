@@ -32,6 +32,12 @@ def test_the_first_two_steps_do_not_count(step: int, counts: bool) -> None:
     assert (peak(run, 8).expected == run.peak(step)) == counts
 
 
+@pytest.mark.parametrize("early", [100, 5_000])
+def test_of_steps_that_all_differ_the_highest_counts(early: int) -> None:
+    run = Run(activations=lambda at: (300 + at * 7919 % 37 * 20 if at > 1 else early) * MIB)
+    assert peak(run, 40).expected == max(run.peak(step) for step in range(2, 40))
+
+
 @pytest.mark.parametrize(("steps", "told"), [(2, False), (3, True)])
 def test_a_run_is_told_what_changes_would_do_once_a_step_counts(steps: int, told: bool) -> None:
     assert bool(Reporter().rank(rank_of(Run(), steps)).devices[0].whatif) == told

@@ -99,7 +99,7 @@ async def test_the_log_screen_shows_it_below_the_events_and_follows_it(
     app_of: Any, new_run: Any, settled: Any, file: IO[bytes], size: tuple[int, int]
 ) -> None:
     app = app_of(new_run().usual(3))
-    app.outputs = Outputs(TrainingOutput(file.fileno(), "the training that `gpumon dryrun` started"))
+    app.outputs = Outputs(TrainingOutput(file.fileno(), "the training that `gpumon dryrun` started"), others=False)
     async with app.run_test(size=size) as pilot:
         await settled(pilot)
         await pilot.press("7")
@@ -213,6 +213,28 @@ def test_another_process_and_other_files_are_not_taken_for_it(new_run: Any, tmp_
                 assert not found(other.pid)
     assert Outputs().of(None) is None
     os.close(held)
+
+
+def test_what_gpumon_started_keeps_its_title_and_is_not_shown_for_another_job(
+    file: IO[bytes], new_run: Any, tmp_path: Path
+) -> None:
+    """As where `gpumon demo` opens another job from Home."""
+    own = TrainingOutput(file.fileno(), "the training that `gpumon demo` started")
+    with (
+        training(stdout=file, stderr=file) as started, training(stdout=subprocess.PIPE, stderr=subprocess.PIPE) as mute,
+        (tmp_path / "log").open("wb") as log, training(stdout=log) as other,
+    ):  # fmt: skip
+        of = [rank_of(hello_of(Run(pid=each.pid), each.pid)) for each in (started, mute, other)]
+        for rank in (of[0], of[1], of[2], of[0]):
+            shown = Outputs(own).of(rank)
+            if rank is of[0]:
+                assert shown is own
+            elif rank is of[1]:
+                assert shown is None
+            else:
+                assert shown.whose == f"{tmp_path / 'log'}: stdout of train.py"
+            assert Outputs(own, others=False).of(rank) is own
+        assert Outputs(own).of(None) is own
 
 
 def test_the_file_of_the_rank_that_was_shown_before_is_closed(new_run: Any, tmp_path: Path) -> None:
