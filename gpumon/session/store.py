@@ -29,7 +29,6 @@ class SessionStore:
         self._ranks: dict[str, Rank] = {}
         self._hosts: dict[str, deque[HostSample]] = {}
         self._host_views: dict[str, tuple[HostSample, ...]] = {}
-        self._frames: dict[str, RankFrame] = {}  # the newest
         self._newest_unix_ns = 0
         self._arrivals = 0
 
@@ -59,28 +58,21 @@ class SessionStore:
         for number, event in enumerate(events, seq):
             self.apply(wire.Received(source, unix_ns, event, number, replayed))
 
-    def frame(self, now_unix_ns: int, shown: str | None = None) -> Frame:
-        """The state at `now_unix_ns` (the receiver's clock); in a replay, at its newest recorded time.
-
-        With `shown`, only that rank is updated; the others are as in the previous frame. With many ranks, updating all
-        is most of the work.
-        """
+    def frame(self, now_unix_ns: int) -> Frame:
+        """The state at `now_unix_ns` (the receiver's clock); in a replay, at its newest recorded time."""
         now = self._newest_unix_ns if self._replaying else now_unix_ns
         for name, samples in self._hosts.items():
             if name not in self._host_views:
                 self._host_views[name] = tuple(samples)
         self._drop_replaced(now)
         order = sorted((r for r in self._ranks.values() if r.hello is not None), key=lambda r: self._order(r, now))
-        before = self._frames if shown is not None else {}
-        self._frames = {
-            rank.source: known
-            if rank.source != shown and (known := before.get(rank.source)) is not None
-            else rank.frame(rank.hello, now, self._host_views.get(rank.hello.host, ()))
+        ranks = [
+            rank.frame(rank.hello, now, self._host_views.get(rank.hello.host, ()))
             for rank in order
             if rank.hello is not None
-        }
+        ]
         hosts = tuple(samples[-1].host for _, samples in sorted(self._host_views.items()))
-        return Frame(unix_ns=now, ranks=tuple(self._frames.values()), hosts=hosts, replaying=self._replaying)
+        return Frame(unix_ns=now, ranks=tuple(ranks), hosts=hosts, replaying=self._replaying)
 
     def rank(self, source: str, now_unix_ns: int) -> RankFrame | None:
         """One rank, for consumers that act on each event; None before its Hello."""

@@ -47,10 +47,10 @@ from gpumon.tui.widgets.timeline import Timeline
 from gpumon_agent import wire
 
 TICK_S = 0.25
-HEADER_TICKS, LIVE_TICKS, REPLAY_TICKS = 2, 4, 2
-"""Ticks between two pictures of the header, and of all else. Nobody reads figures that change more often than once a
-second, and a picture costs a slow line 3 kB.
-"""
+LIVE_TICKS, REPLAY_TICKS = 4, 2
+"""Ticks between two pictures. Nobody reads figures that change more often than once a second, and a picture costs a
+slow line 3 kB."""
+
 TURNS = 4
 """Table updates, at most, until each of many ranks is analysed again."""
 
@@ -315,14 +315,13 @@ class MonitorApp(App[int]):
             return
         rank = self.view.rank
         known = rank is not None and newest_step(rank) is not None
-        calm = not known or self._ticks % (LIVE_TICKS if self._playback is None else REPLAY_TICKS) == 0
-        if calm or self._ticks % HEADER_TICKS == 0:
-            self._show(calm=calm)
+        if not known or self._ticks % (LIVE_TICKS if self._playback is None else REPLAY_TICKS) == 0:
+            self._show()
 
     def redraw(self) -> None:
         """Redraws everything at once, e.g. after a key press."""
         if self.is_running and self.screen_stack:
-            self._show(calm=True)
+            self._show()
 
     def _redraw_soon(self) -> None:
         """After the keys that already wait: a past step costs up to 0.4 s of analysis, and a held key sends many."""
@@ -334,22 +333,18 @@ class MonitorApp(App[int]):
         self._drawn_soon = False
         self.redraw()
 
-    def _show(self, *, calm: bool) -> None:
+    def _show(self) -> None:
         if not self._paused:
-            shown = self._live.rank.source if self._live.rank is not None and not calm else None
-            frame = self._store.frame(self._clock(), shown)
+            frame = self._store.frame(self._clock())
             self._note_changes(frame)
             for text in self._changes.answers(frame):  # the agent's message is already in the log
                 self.toast(text)
-            if calm and self._seen is not None:
+            if self._seen is not None:
                 self._seen(frame)
-            reports, answered = self._live.reports, self._live.answer
-            if calm:
-                due = self._due(frame)
-                reports = self._reporter.report(frame, due, self._shown(frame) if due is not None else None)
-                answered = answer(frame, reports, answered)
-                self._cursor.note(frame, reports)
-            self._live = self._look_at(frame, reports, answered)
+            due = self._due(frame)
+            reports = self._reporter.report(frame, due, self._shown(frame) if due is not None else None)
+            self._cursor.note(frame, reports)
+            self._live = self._look_at(frame, reports, answer(frame, reports, self._live.answer))
         elif self._live.paused != self._paused:
             self._live = self._look_at(self._live.frame, self._live.reports, self._live.answer)
         self.view = self._live if self.at_home else self._cursor.shown(self._live)
@@ -359,7 +354,7 @@ class MonitorApp(App[int]):
         screen = stack[-1]
         if isinstance(screen, MonitorScreen) and screen.is_mounted:
             with self.batch_update():
-                screen.show(self.view, calm=calm)
+                screen.show(self.view)
 
     def _due(self, frame: Frame) -> frozenset[str] | None:
         """Sources to analyse (None: all): some in turn, and the shown one. 40 steps at once cost less than 4 × 10."""

@@ -99,8 +99,6 @@ def moves(group: str, what: str) -> list[BindingType]:
 class TablePanel(Panel):
     """Rows with a cursor. It follows its row when the order changes or rows are added."""
 
-    CALM = True
-
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._at = 0

@@ -106,17 +106,6 @@ def test_ranks_come_in_order_of_rank() -> None:
     assert [rank.hello.rank for rank in frame.ranks] == [0, 1, 2]
 
 
-def test_between_two_whole_frames_only_the_rank_that_is_shown_moves_on() -> None:
-    shown, other, late = (Run(rank=rank, nonce=f"n{rank}") for rank in (0, 1, 2))
-    store = apply(shown.stream(3), other.stream(3))
-    whole = store.frame(0)
-    apply(shown.step(3), other.step(3), late.stream(1), store=store)
-    ranks = store.frame(0, "n0").ranks
-    assert [rank.steps[-1].step for rank in ranks] == [3, 2, 0]
-    assert ranks[1] is whole.ranks[1]
-    assert [rank.steps[-1].step for rank in store.frame(0).ranks] == [3, 3, 0]
-
-
 def test_without_a_word_for_five_seconds_a_rank_is_silent() -> None:
     run = Run()
     store = apply(run.stream(1))

@@ -42,11 +42,9 @@ class MonitorScreen(Screen[None]):
         if view.position is not None and view.now is None and self.query("#keys"):  # a replay's
             self.mount(ReplayLine(id="replay"), before="#keys")
 
-    def show(self, view: View, *, calm: bool) -> None:
-        """Updates the panels; all but the header only if `calm`."""
+    def show(self, view: View) -> None:
         for panel in self.query(Panel):
-            if calm or not panel.CALM:
-                panel.show(view)
+            panel.show(view)
 
     def on_screen_resume(self) -> None:
         self.monitor.redraw()

@@ -38,8 +38,8 @@ class BlocksScreen(RankScreen):
     def on_screen_suspend(self) -> None:
         self._looked_at.clear()
 
-    def show(self, view: View, *, calm: bool) -> None:
-        super().show(view, calm=calm)
+    def show(self, view: View) -> None:
+        super().show(view)
         self._read_once(view)
 
     def _read_once(self, view: View) -> None:

@@ -82,7 +82,6 @@ class Log(Prose):
 
     NAME = "Log"
     TITLES = 1
-    CALM = True
     TERMS = ("lost events", "sampled")
 
     def pick(self, view: View) -> tuple[Entry, ...]:
@@ -111,7 +110,6 @@ class Output(Prose):
 
     NAME = "Output"
     TITLES = 1
-    CALM = True
 
     def pick(self, view: View) -> tuple[str, ...]:
         output = output_of(self.monitor)
@@ -145,10 +143,10 @@ class LogScreen(MonitorScreen):
         yield Output(tail=True, id="output")
         yield KeyLine(id="keys")
 
-    def show(self, view: View, *, calm: bool) -> None:
+    def show(self, view: View) -> None:
         for output in self.query(Output):  # none while the app shuts down
             output.display = output_of(self.monitor) is not None
-        super().show(view, calm=calm)
+        super().show(view)
 
     async def action_copy_path(self) -> None:
         written = [

@@ -54,9 +54,9 @@ class OverviewScreen(RankScreen):
         yield HostLine(id="host")
         yield KeyLine(id="keys")
 
-    def show(self, view: View, *, calm: bool) -> None:
+    def show(self, view: View) -> None:
         self.set_class(view.report is not None and view.report.oom is not None, "-oom")
-        super().show(view, calm=calm)
+        super().show(view)
 
     def action_oom(self) -> None:
         from gpumon.tui.screens.help import OomScreen

@@ -74,7 +74,6 @@ def _under(head: str, role: str, text: str, kind: str, width: int) -> list[Line]
 
 
 class AnswerLine(Panel):
-    CALM = True
     can_focus = False
 
     def pick(self, view: View) -> Stated:

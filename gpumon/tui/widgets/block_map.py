@@ -40,7 +40,6 @@ class BlockMap(Panel):
     NAME = "Blocks"
     TERMS = ("segment", "block", "allocated", "unowned", "waiting", "inactive split", "unused", "largest free block",
              "fragmentation", "pool", "reserved")  # fmt: skip
-    CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,l", "move(1)", "Segment", id="blocks.next", key_display="←/→", tooltip="The next segment"),
         Binding("left,h", "move(-1)", "Before", show=False, id="blocks.before", tooltip="The previous segment"),

@@ -20,7 +20,6 @@ class CheckpointsData(Panel):
 
     NAME = "Checkpoints still alive"
     TERMS = ("checkpoints", "held by")
-    CALM = True
 
     def pick(self, view: View) -> tuple[wire.Checkpoint, ...]:
         picked = alive(view.rank.checkpoints, view.index) if view.rank is not None else ()

@@ -88,7 +88,6 @@ class DeviceBar(Panel):
     """Two bars and a legend; on a short screen one bar. A click on an owner explains it, or opens its finding."""
 
     NAME = "Device"
-    CALM = True
     TERMS = (
         "allocated", "reserved", "cached", "rounding", "context", "other processes", "free", "weights", "buffers",
         "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",

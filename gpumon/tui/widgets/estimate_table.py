@@ -123,7 +123,6 @@ class EstimateTable(Panel):
     NAME = "Estimate vs measured"
     TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "kept after the step",
              "step adds", "update adds", "allocated", "peak")  # fmt: skip
-    CALM = True
 
     def pick(self, view: View) -> Comparisons:
         return comparisons(view)

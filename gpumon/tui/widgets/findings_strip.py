@@ -51,7 +51,6 @@ def details_of(each: JobFinding) -> str | None:
 class FindingsStrip(Panel):
     NAME = "Findings"
     TERMS = ("finding",)
-    CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open", id="findings.open", tooltip="Read the selected finding in full"),
         Binding("down,j", "move(1)", "Down", show=False, id="findings.down", tooltip="Select the next finding"),

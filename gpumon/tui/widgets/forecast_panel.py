@@ -71,7 +71,6 @@ def outlook(view: View) -> ForecastData:
 class ForecastPanel(Panel):
     NAME = "Next iteration"
     TERMS = ("next peak", "headroom", "fits · tight · OOM ahead", "batch factor")
-    CALM = True
 
     def pick(self, view: View) -> ForecastData:
         return outlook(view)

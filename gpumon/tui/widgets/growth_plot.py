@@ -47,7 +47,6 @@ def grown(view: View) -> Grown:
 class GrowthPlot(Panel):
     NAME = "Growth"
     TERMS = ("growth", "allocated", "live blocks", "unexplained", "cached", "RSS", "pinned", "step")
-    CALM = True
 
     def pick(self, view: View) -> Grown:
         picked = grown(view)

@@ -107,7 +107,6 @@ def _others(reading: wire.DeviceReading, pid: int) -> str:
 class HostLine(Panel):
     NAME = "Host"
     TERMS = ("RSS", "pinned", "CPU", "workers", "GPU", "other processes")
-    CALM = True
 
     def pick(self, view: View) -> HostFacts | None:
         return host_facts(view)

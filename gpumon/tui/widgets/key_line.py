@@ -30,7 +30,6 @@ class KeyLine(Panel):
     """Screens and keys; a click is as good as the key."""
 
     can_focus = False
-    CALM = True
 
     def pick(self, view: View) -> tuple[Key, ...]:
         mode = self.app.current_mode

@@ -23,7 +23,6 @@ class OomPanel(Panel):
 
     NAME = "Out of memory"
     TERMS = ("requested", "verdict", "allocated", "reserved", "cached", "phase")
-    CALM = True
 
     def pick(self, view: View) -> OomReport | None:
         return view.report.oom if view.report else None

@@ -55,9 +55,6 @@ class Panel(Widget, can_focus=True):
     TERMS: ClassVar[tuple[str, ...]] = ()
     """Glossary terms on its explain page."""
 
-    CALM: ClassVar[bool] = False
-    """Updated once a second, twice in a replay; the others (the header) twice."""
-
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._slice: Any = None

@@ -152,7 +152,6 @@ class PhaseTable(Panel):
 
     NAME = "Phases"
     TERMS = ("phase", "start", "peak", "end", "Δ", "time", "allocated", "step")
-    CALM = True
 
     def pick(self, view: View) -> PhasesData:
         return phases(view)

@@ -118,7 +118,6 @@ class Timeline(Panel):
 
     NAME = "Memory over the last steps"
     TERMS = ("allocated", "peak", "reserved", "device", "capacity", "step")
-    CALM = True
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
