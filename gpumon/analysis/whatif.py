@@ -98,7 +98,7 @@ def _highest(rank: RankFrame, device: int) -> StepPeaks | None:
 
 
 def _bounds(rank: RankFrame, device: int) -> Iterator[tuple[int, StepRecord]]:
-    """The newest steps, each with a bound of its peak. Their figures take ten times as long."""
+    """The newest steps, each with a bound of its peak. Their figures take four times as long."""
     for record in rank.steps[-STEPS:]:
         yield max([phase.allocated_peak or 0 for phase in record.on(device)], default=0), record
 

@@ -320,7 +320,7 @@ class MonitorApp(App[int]):
 
     def redraw(self) -> None:
         """Redraws everything at once, e.g. after a key press."""
-        if self.is_running and self.screen_stack:
+        if self.is_running:
             self._show()
 
     def _redraw_soon(self) -> None:

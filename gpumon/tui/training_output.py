@@ -85,15 +85,22 @@ class Outputs:
                 os.close(self._fd)
             self._fd, whose = _opened(rank.hello)
             found = TrainingOutput(self._fd, whose) if self._fd >= 0 else None
-            if found is not None and self._started is not None and found.is_same_file(self._started):
+            if self._started is not None and (
+                found.is_same_file(self._started) if found is not None else not _runs(rank.hello)
+            ):  # what has ended is mostly what gpumon started
                 found = self._started
             self._found = rank.source, found
         return self._found[1]
 
 
+def _runs(hello: wire.Hello) -> bool:
+    """On this machine, now."""
+    return hello.boot_id == endpoint.boot_id() and endpoint.start_time(hello.pid) == hello.start_time
+
+
 def _opened(hello: wire.Hello) -> tuple[int, str]:
     """(file, what it is) of stdout, else of stderr; -1: none of them is a file, or the process is not found here."""
-    if hello.boot_id != endpoint.boot_id() or endpoint.start_time(hello.pid) != hello.start_time:
+    if not _runs(hello):
         return -1, ""
     for number, name in ((1, "stdout"), (2, "stderr")):
         path = Path(f"/proc/{hello.pid}/fd/{number}")

@@ -235,6 +235,9 @@ def test_what_gpumon_started_keeps_its_title_and_is_not_shown_for_another_job(
                 assert shown.whose == f"{tmp_path / 'log'}: stdout of train.py"
             assert Outputs(own, others=False).of(rank) is own
         assert Outputs(own).of(None) is own
+        started.stdin.close()
+        started.wait(60)
+        assert Outputs(own).of(of[0]) is own
 
 
 def test_the_file_of_the_rank_that_was_shown_before_is_closed(new_run: Any, tmp_path: Path) -> None:

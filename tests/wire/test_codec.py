@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from typing import get_args
 
 import msgspec
 import pytest
@@ -25,6 +26,11 @@ def outcome(raw: bytes) -> Packet | WireError:
         return wire.decode_frame(raw)
     except WireError as error:
         return error
+
+
+def test_the_types_of_fields_are_no_strings_that_each_start_would_evaluate() -> None:
+    for message in (*get_args(wire.Event), Packet, wire.Received, wire.Request, wire.Reply):
+        assert not any(isinstance(kind, str) for kind in message.__annotations__.values()), message
 
 
 def test_every_event_comes_back_as_it_was() -> None:

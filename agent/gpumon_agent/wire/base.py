@@ -1,4 +1,8 @@
-"""Common to all messages: field types with their bounds, and the cleaning of names, once, at decode."""
+"""Common to all messages: field types with their bounds, and the cleaning of names, once, at decode.
+
+The messages' modules do without `from __future__ import annotations`: it makes strings of the field types, and msgspec
+evaluates them as the decoders are made, which took 14 ms of each start.
+"""
 
 from collections.abc import Iterable
 from typing import Annotated
