@@ -20,6 +20,9 @@ CURSOR = ("┃", "!")
 SHORTEST = 10
 """Fewer values than this are not stretched over the full width."""
 
+STEADY = 0.9
+"""This share of the values, or more, reaches this share of the highest."""
+
 
 class Curve(msgspec.Struct, frozen=True):
     """One value per step; None if unknown."""
@@ -75,6 +78,12 @@ class Scale(msgspec.Struct, frozen=True):
             return None
         begin = self.base + at * self.each
         return max(begin, self.first), min(begin + self.each - 1, self.last)
+
+
+def steady(values: Sequence[int]) -> bool:
+    """All but a few are about as high as the highest: an area would say no more than a line."""
+    near = STEADY * max(values, default=0)
+    return sum([value >= near for value in values]) >= STEADY * len(values) > 0
 
 
 def columns(points: Sequence[tuple[int, int, int | None]], first: int, last: int, count: int) -> list[int | None]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,8 @@ def scripts(device: str) -> list[Script]:
 
 
 MODES = ("run", "run-off", "watch", "watch-off")
-"""`gpumon run` or the two lines; with the governor, or without it: then every step is sampled."""
+"""`gpumon run` or the two lines; with the governor, or without it: then every step is sampled. First and last, and both
+in between, are opposites."""
 
 
 @dataclass
@@ -248,9 +250,15 @@ def check(script: Script) -> None:
         pytest.importorskip(script.options["needs"])
 
 
-def each(device: str, normally: tuple[str, ...]) -> Iterator[Any]:
-    """A parameter for each script and mode; beside those of every test run, the other modes are marked `long`."""
+def each(device: str) -> Iterator[Any]:
+    """A parameter for each script and mode. All but one mode, and its opposite on the other device, are `long`."""
+    elsewhere = {script.name for script in scripts("cuda" if device == "cpu" else "cpu")}
     for script in scripts(device):
-        for mode in MODES:
-            marks = () if mode in normally else pytest.mark.long
+        on_the_cpu = zlib.crc32(script.name.encode()) % len(MODES)
+        opposite = len(MODES) - 1 - on_the_cpu
+        normally = {on_the_cpu if device == "cpu" else opposite}
+        if script.name not in elsewhere:
+            normally = {on_the_cpu, opposite}
+        for at, mode in enumerate(MODES):
+            marks = () if at in normally else pytest.mark.long
             yield pytest.param(script, mode, id=f"{script.name}-{mode}", marks=marks)

@@ -21,6 +21,6 @@ def runs() -> Iterator[Runs]:
         runs.close()
 
 
-@pytest.mark.parametrize(("script", "mode"), each("cpu", normally=("run-off", "watch")))
+@pytest.mark.parametrize(("script", "mode"), each("cpu"))
 def test_watched_as_bare(runs: Runs, script: Script, mode: str) -> None:
     runs.compare(script, mode)

@@ -26,6 +26,6 @@ def runs() -> Iterator[Runs]:
     vgpu.remove_session(environment["VGPU_SESSION"])
 
 
-@pytest.mark.parametrize(("script", "mode"), each("cuda", normally=("run", "watch-off")))
+@pytest.mark.parametrize(("script", "mode"), each("cuda"))
 def test_watched_as_bare(runs: Runs, script: Script, mode: str) -> None:
     runs.compare(script, mode)

@@ -166,13 +166,18 @@ def test_a_process_on_the_cpu_has_its_resident_memory_in_the_plot(store_of, new_
     assert points[0].allocated_peak is None
 
 
-def test_a_peak_that_stays_the_same_is_a_line_and_one_that_moves_an_area() -> None:
-    def dots(low: int) -> int:
-        points = tuple(Point(step, low if step % 2 else 100, 110, None, step) for step in range(40))
-        return sum(0x2800 < ord(char) <= 0x28FF for char in plain(timeline_lines(
-            TimelineData(points, 200, None, False), 80, 12, UNICODE, "")))  # fmt: skip
+def dots(peaks: Sequence[int]) -> int:
+    points = tuple(Point(step, peak, 110, None, step) for step, peak in enumerate(peaks))
+    shown = plain(timeline_lines(TimelineData(points, 200, None, False), 80, 12, UNICODE, ""))
+    return sum(0x2800 < ord(char) <= 0x28FF for char in shown)
 
-    assert dots(91) < dots(89) / 3
+
+def test_a_peak_that_stays_the_same_is_a_line_and_one_that_moves_an_area() -> None:
+    assert dots([91, 100] * 20) < dots([89, 100] * 20) / 3
+
+
+def test_a_few_low_peaks_such_as_the_first_steps_make_no_area_of_the_others() -> None:
+    assert dots([10] * 4 + [100] * 36) < dots([10] * 5 + [100] * 35) / 3
 
 
 def test_unknown_steps_leave_a_gap():

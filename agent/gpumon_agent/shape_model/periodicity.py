@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 SEEN_MAX = 128  # steps: rounds of half as many are recognized, and phases that come at most so many steps apart
 RECENT = 9
@@ -34,7 +35,7 @@ def coming(seen: deque[Seen], steps: int, age: int, of: int) -> float | None:
         gap = newest - seen[-2][0]
         if count >= 3 and seen[-2][0] - seen[-3][0] == gap:
             return float(value) if steps + 1 - newest == gap else None
-    recent = [each[of] for each in list(seen)[-RECENT:] if each[0] > steps - RECENT]
+    recent = [each[of] for each in _newest(seen) if each[0] > steps - RECENT]
     if 2 * len(recent) < min(age, RECENT) or not recent:
         return None
     if count >= 2 and value == seen[-2][of]:
@@ -49,21 +50,27 @@ def coming(seen: deque[Seen], steps: int, age: int, of: int) -> float | None:
 
 def steadiest(seen: deque[Seen]) -> int:
     """The baseline with the least spread."""
-    recent = [seen[at] for at in range(-min(len(seen), RECENT), 0)]
-    starts = [each[ABOVE_START] for each in recent]
+    _, starts, ends, absolute = zip(*_newest(seen), strict=True)
     if starts.count(starts[0]) == len(starts) or len(starts) < RECENT // 2:
         return ABOVE_START
     found, least = ABOVE_START, _spread(starts)
-    for of in (ABOVE_END, AS_HIGH):
-        spread = _spread([each[of] for each in recent])
+    for of, values in ((ABOVE_END, ends), (AS_HIGH, absolute)):
+        spread = _spread(values)
         if spread < least:
             found, least = of, spread
     return found
 
 
-def _spread(values: list[int]) -> float:
-    usual = _middle(values)
-    return sum([abs(value - usual) for value in values])
+def _newest(seen: deque[Seen]) -> list[Seen]:
+    """At most `RECENT`, newest first."""
+    return list(islice(reversed(seen), RECENT))
+
+
+def _spread(values: Sequence[int]) -> int:
+    """The sum of the distances from the median."""
+    ordered = sorted(values)
+    half, odd = divmod(len(ordered), 2)
+    return sum(ordered[half:]) - sum(ordered[:half]) - odd * ordered[half]
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -72,7 +79,11 @@ def _middle(values: Sequence[float]) -> float:
 
 def _period(values: list[int]) -> int | None:
     """The shortest round that came twice. Allocations repeat to the byte."""
-    for period in range(1, len(values) // 2 + 1):
-        if values[-1] == values[-1 - period] and values[-period:] == values[-2 * period : -period]:
-            return period
-    return None
+    back, period = values[::-1], 0
+    try:
+        while True:
+            period = back.index(back[0], period + 1, len(back) // 2 + 1)
+            if back[:period] == back[period : 2 * period]:
+                return period
+    except ValueError:  # the newest value did not come before
+        return None

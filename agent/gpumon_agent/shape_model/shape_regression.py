@@ -71,25 +71,30 @@ def features(shapes: Shapes) -> Features | None:
 
 
 class _Line:
-    """Coefficients of 1 and the features, by recursive least squares."""
+    """Coefficients of 1 and three features, by recursive least squares. Written out: it runs in every step."""
 
     __slots__ = ("coefficients", "covariance")
 
-    def __init__(self, prior: Sequence[float]) -> None:
-        self.coefficients: tuple[float, ...] = (0.0,) * len(prior)
-        self.covariance = [[p if i == j else 0.0 for j in range(len(prior))] for i, p in enumerate(prior)]
+    def __init__(self, a: float, b: float, c: float, d: float) -> None:
+        self.coefficients = (0.0, 0.0, 0.0, 0.0)
+        self.covariance = (a, 0.0, 0.0, 0.0, b, 0.0, 0.0, c, 0.0, d)  # the upper triangle: it is symmetric
 
-    def learn(self, x: Sequence[float], y: float, weight: float) -> None:
-        error = y - sum([c * v for c, v in zip(self.coefficients, x, strict=True)])
-        covariance, count = self.covariance, len(self.coefficients)
-        px = [sum([p * v for p, v in zip(row, x, strict=True)]) for row in covariance]
-        gain = 1 / (1 / weight + sum([p * v for p, v in zip(px, x, strict=True)]))
-        step = gain * error
-        self.coefficients = tuple([c + step * p for c, p in zip(self.coefficients, px, strict=True)])
-        for i in range(count):
-            row, part = covariance[i], gain * px[i]
-            for k in range(count):
-                row[k] -= part * px[k]
+    def learn(self, u: float, v: float, w: float, y: float, weight: float) -> None:
+        """Learns that the features (1, u, v, w) gave y."""
+        c0, c1, c2, c3 = self.coefficients
+        a, b, c, d, e, f, g, h, i, j = self.covariance
+        p = a + b * u + c * v + d * w
+        q = b + e * u + f * v + g * w
+        r = c + f * u + h * v + i * w
+        s = d + g * u + i * v + j * w
+        gain = 1 / (1 / weight + (p + q * u + r * v + s * w))
+        step = gain * (y - (c0 + c1 * u + c2 * v + c3 * w))
+        self.coefficients = c0 + step * p, c1 + step * q, c2 + step * r, c3 + step * s
+        x, y, z = gain * p, gain * q, gain * r
+        self.covariance = (
+            a - x * p, b - x * q, c - x * r, d - x * s, e - y * q, f - y * r, g - y * s, h - z * r, i - z * s,
+            j - gain * s * s,
+        )  # fmt: skip
 
 
 class ShapeRegression:
@@ -105,7 +110,7 @@ class ShapeRegression:
         self._scale = 1.0
         # the variances of 1 and the features. The square's is small: blocks rounded up are not taken for a square, and
         # a real one is known after a few batches
-        self._line = _Line((1e2, 1e6, 1e4, 1e1))
+        self._line = _Line(1e2, 1e6, 1e4, 1e1)
         self._now = (0.0, 0.0, 0.0, 0.0)  # the line in use, in bytes per element
         self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
         self._settled: dict[Features, float] = {}  # the excess to predict
@@ -282,10 +287,10 @@ class ShapeRegression:
 
     def _update(self, batch: Features, excess: float) -> None:
         u, v, w = self._unit
-        x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
-        size = max(x[1], 1e-3)
+        elements = batch[0] * u
+        size = max(elements, 1e-3)
         weight = min(size * size, 1e4)  # large batches decide whether memory suffices; smaller ones rely on residuals
-        self._line.learn(x, excess / self._scale, weight)
+        self._line.learn(elements, batch[1] * v, batch[2] * w, excess / self._scale, weight)
         scale = self._scale
         a, b, c, d = self._line.coefficients
         self._now = a * scale, b * u * scale, c * v * scale, d * w * scale

@@ -314,10 +314,9 @@ def _round(steps: Sequence[_Step]) -> int | None:
 
 def _turn(steps: Sequence[_Step]) -> int | None:
     """The period in steps of the optimizers that step, seen twice; None if they do not alternate."""
-    newest = steps[-1].optimizers
-    if all(each.optimizers == newest for each in steps):
-        return None
     stepped = [each.optimizers for each in steps]
+    if stepped.count(stepped[-1]) == len(stepped):
+        return None
     for turn in range(2, len(stepped) // 2 + 1):
         if stepped[-turn:] == stepped[-2 * turn : -turn] and len(set(stepped[-turn:])) > 1:
             return turn

@@ -7,7 +7,7 @@ import msgspec
 from gpumon.analysis.phase_notes import notes
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
-from gpumon.tui.plot import Curve, plot
+from gpumon.tui.plot import Curve, plot, steady
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
 from gpumon.tui.text_layout import EMPTY, Line, Span, left, right
@@ -235,9 +235,10 @@ def _curve(rows: list[PhaseRow], room: int, height: int, unit: Unit, glyphs: Gly
     for row, width in zip(rows, widths, strict=True):
         start = row.end if row.start is None else row.start
         values += _between([start or 0, row.peak or 0, row.end or 0], 2 * width)
-    top = max(value for value in values if value is not None) or 1
+    known = [value for value in values if value is not None]
+    top = max(known) or 1
     drawn = plot(
-        [Curve("line:allocated", tuple(values), area=True)],
+        [Curve("line:allocated", tuple(values), area=not steady(known))],
         top,
         cells,
         height - 1,

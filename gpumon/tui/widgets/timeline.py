@@ -18,7 +18,7 @@ from gpumon.analysis.answer import clock
 from gpumon.analysis.types import KEPT
 from gpumon.analysis.units import UNITS, B, in_unit, size, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
-from gpumon.tui.plot import UPRIGHT, Curve, Scale, columns, plot
+from gpumon.tui.plot import UPRIGHT, Curve, Scale, columns, plot, steady
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, fit, right, spread, width
 from gpumon.tui.view import WHOLE_FROM, View, device_of
@@ -29,9 +29,6 @@ AXIS_ROOM = 8
 
 AHEAD = 4
 """A leak is drawn on for a fourth of the steps shown."""
-
-STEADY = 0.9
-"""Peaks that differ by less than this are a line: an area would say no more."""
 
 ROUND = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
 """Ends of the axis, times a power of ten: their halves are round, too."""
@@ -302,7 +299,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
         Curve(
             "line:allocated",
             column((p.since, p.step, p.allocated_peak) for p in h.points),
-            area=bool(known) and min(known) < STEADY * max(known),
+            area=not steady(known),
             sign="#",
         ),
         Curve("line:device", column((p.step, p.step, p.device) for p in h.points), sign="=", dotted=True),
