@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from gpumon_agent._version import __version__
 
+TYPE_CHECKING = False  # typing would be half a megabyte of the process that reads NVML
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from gpumon_agent.agent import phase
     from gpumon_agent.wire import Outlook

@@ -70,6 +70,7 @@ def command(
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for need --json: the screen stays until you quit it")
     once = once or not (as_json or screen.usable())
+    screen.import_asyncio()
     from gpumon import link
 
     find = _await if wait else link.resolve  # call it once: the process may end, but its past is still shown

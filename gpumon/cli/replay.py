@@ -60,6 +60,7 @@ def command(
 
         code = run_replay(file, once=once, steps=steps, seconds=seconds, rank=rank)
         raise click.exceptions.Exit(code)
+    screen.import_asyncio()
     from gpumon import link
 
     look = options(light, ansi, plain, rank)

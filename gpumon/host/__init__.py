@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # of typing, which the child process below does without
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler, read_driver
 
@@ -11,7 +10,7 @@ __all__ = ["Sampler", "read_driver"]
 
 
 def __getattr__(name: str) -> object:
-    """Imported on demand: the child process that reads NVML is in this package and does not need asyncio."""
+    """Imported on demand: the child process that reads NVML is in this package and needs neither asyncio nor typing."""
     if name in __all__:
         from gpumon.host import sampler
 
