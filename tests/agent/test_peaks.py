@@ -107,7 +107,7 @@ READERS = [DICT := {"GPUMON_NATIVE": "off"}, {"GPUMON_NATIVE": "on"}]
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(("pools", "seeds", "operations"), [(False, 30, 1000), (True, 10, 600)])
+@pytest.mark.parametrize(("pools", "seeds", "operations"), [(False, 8, 1000), (True, 4, 600)])
 @pytest.mark.usefixtures("native_reader")
 def test_a_randomized_run_reads_the_same_with_and_without(
     virtual_gpu: Gpu, pools: bool, seeds: int, operations: int, reader: dict[str, str]

@@ -115,7 +115,7 @@ FIELDS = (
 
 
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(FIELDS), values, max_size=5))
-@FEW
+@hostile.examples(15)  # each traces a model
 def test_any_config_is_estimated_or_refused(tmp_path: Path, kind: str, content: dict[str, Any]) -> None:
     config = tmp_path / "config.json"
     small = dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "image_size"), 32)
