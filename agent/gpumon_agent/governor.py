@@ -17,7 +17,6 @@ from math import ceil, sqrt
 from gpumon_agent.cost import Cost
 
 STEP_SHARE = 0.0035  # of the mean step, for all that is read
-STEP_FLOOR_NS = 5_000  # for any step
 TASKS = 3  # that share the budget: phases, owners, batches with new shapes
 CENSUS_SHARE, CENSUS_FLOOR_NS = 0.002, 25_000  # beside it, while memory grows: a leak must get its name soon
 SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
@@ -151,7 +150,7 @@ class Governor:
         self.ledger = True  # the current step: read the owners
         self.at_end_only = False  # full ledgers are too expensive: the models have too many tensors
         self.hurries = False  # their first ledger is built in slices, one at the end of each step
-        self.budget_ns: float = STEP_FLOOR_NS  # of a step, as last decided
+        self.budget_ns = 1.0  # of a step, as last decided
         self._quiet: deque[int] = deque(maxlen=2 * NEWEST)  # durations
         self._newest: deque[int] = deque(maxlen=2 * NEWEST)  # of all steps
         self._read, self._sampled = _Kind(), _Kind()
@@ -296,7 +295,7 @@ class Governor:
 
     def _decide(self) -> str | None:
         step = _mean(self._newest)
-        self.budget_ns = step * STEP_SHARE + STEP_FLOOR_NS
+        self.budget_ns = max(1.0, step * STEP_SHARE)  # the clock may be set back
         each = self.budget_ns / TASKS
         # before steps without a ledger were read, those with one show that half at least
         read = self._read.cost_ns() or (UNCLOCKED * _mean(self._sampled.spent))
