@@ -79,11 +79,9 @@ def _middle(values: Sequence[float]) -> float:
 
 def _period(values: list[int]) -> int | None:
     """The shortest round that came twice. Allocations repeat to the byte."""
-    back, period = values[::-1], 0
-    try:
-        while True:
-            period = back.index(back[0], period + 1, len(back) // 2 + 1)
-            if back[:period] == back[period : 2 * period]:
+    half = len(values) // 2
+    if values[-1] in values[-1 - half : -1]:  # seldom, where values differ
+        for period in range(1, half + 1):
+            if values[-1] == values[-1 - period] and values[-period:] == values[-2 * period : -period]:
                 return period
-    except ValueError:  # the newest value did not come before
-        return None
+    return None
