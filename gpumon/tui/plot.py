@@ -7,9 +7,11 @@ the plot scrolls by whole columns and does not flicker.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor, log10
 
 import msgspec
 
+from gpumon.analysis.units import UNITS, B
 from gpumon.tui.text_layout import Line, Span
 
 _FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # bits of 0–4 dots, left and right
@@ -19,6 +21,9 @@ CURSOR = ("┃", "!")
 
 SHORTEST = 10
 """Fewer values than this are not stretched over the full width."""
+
+ROUND = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
+"""Ends of an axis, times a power of ten: their halves are round, too."""
 
 STEADY = 0.9
 """This share of the values, or more, reaches this share of the highest."""
@@ -80,6 +85,26 @@ class Scale(msgspec.Struct, frozen=True):
         return max(begin, self.first), min(begin + self.each - 1, self.last)
 
 
+def axis_top(highest: int) -> tuple[int, str, str]:
+    """A round number of bytes from `highest` on, and how it and its half are written."""
+    unit = next((unit for unit in reversed(UNITS) if highest >= unit.bytes), B)
+    power = 10 ** floor(log10(max(1, highest) / unit.bytes))
+    top = next(number * power for number in ROUND if number * power * unit.bytes >= highest)
+    return round(top * unit.bytes), f"{top:g}", f"{top / 2:g}"
+
+
+def round_down(number: float) -> float:
+    """The largest round number that is not above."""
+    power = 10.0 ** floor(log10(number))
+    return max(each * power for each in ROUND if each * power <= number)
+
+
+def level(value: int, top: int, rows: int) -> int:
+    """How many dots high a value is in a plot of `rows` cells."""
+    dots = rows * 4
+    return min(dots, max(1 if value > 0 else 0, round(value * dots / top))) if top > 0 else 0
+
+
 def steady(values: Sequence[int]) -> bool:
     """All but a few are about as high as the highest: an area would say no more than a line."""
     near = STEADY * max(values, default=0)
@@ -116,7 +141,7 @@ def plot(
     (dot columns) a vertical one; both only in free cells. `cursor`: a cell that is marked from top to bottom.
     """
     dots = height * 4
-    unit = dots / top if top > 0 else 0.0
+    unit = dots / top if top > 0 else 0.0  # as `level`, which would be a call for each column
     marks = [[0] * width for _ in range(height)]
     roles = [[""] * width for _ in range(height)]
     signs = [[" "] * width for _ in range(height)]
@@ -125,9 +150,9 @@ def plot(
             if value is None:
                 continue
             cell, side = divmod(column, 2)
-            level = min(dots, max(1 if value > 0 else 0, round(value * unit)))
+            high = min(dots, max(1 if value > 0 else 0, round(value * unit)))
             if curve.area:
-                full, rest = divmod(level, 4)
+                full, rest = divmod(high, 4)
                 for row in range(height - full, height):
                     marks[row][cell] |= _FILL[side][4]
                     roles[row][cell], signs[row][cell] = curve.role, curve.sign
@@ -135,15 +160,15 @@ def plot(
                     row = height - full - 1
                     marks[row][cell] |= _FILL[side][rest]
                     roles[row][cell], signs[row][cell] = curve.role, curve.sign
-            elif level and not (curve.dotted and side):
-                row, dot = divmod(level - 1, 4)
+            elif high and not (curve.dotted and side):
+                row, dot = divmod(high - 1, 4)
                 row = height - 1 - row
                 if signs[row][cell] != curve.sign:
                     signs[row][cell] = curve.sign
                 marks[row][cell] |= _DOT[side][dot]
                 roles[row][cell] = curve.role
     if ceiling is not None and 0 < ceiling <= top:
-        row = height - 1 - (min(dots, max(1, round(ceiling * unit))) - 1) // 4
+        row = height - 1 - (level(ceiling, top, height) - 1) // 4
         for cell in range(width):
             if not marks[row][cell]:
                 marks[row][cell], roles[row][cell], signs[row][cell] = -1, "line:capacity", "~"

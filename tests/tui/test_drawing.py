@@ -15,7 +15,7 @@ from gpumon.analysis import Reporter
 from gpumon.analysis.job import ending
 from gpumon.analysis.types import Breakdown, Finding, Forecast
 from gpumon.tui.glossary import TERMS
-from gpumon.tui.plot import Curve, columns, plot
+from gpumon.tui.plot import Curve, axis_top, columns, plot
 from gpumon.tui.styles import ANSI, ASCII, DARK, LIGHT, UNICODE
 from gpumon.tui.text_layout import cells, clip, fit, flow, in_ascii, plain, spread, width
 from gpumon.tui.view import choose
@@ -26,7 +26,7 @@ from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts, host_lines
 from gpumon.tui.widgets.panel import Panel, joined
 from gpumon.tui.widgets.phase_table import PhaseRow, PhasesData, fold, phase_lines, phases
-from gpumon.tui.widgets.timeline import Point, Series, TimelineData, axis_top, timeline_lines
+from gpumon.tui.widgets.timeline import Point, Series, TimelineData, timeline_lines
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -111,6 +111,17 @@ def test_a_step_with_quiet_ones_before_it_is_as_wide_as_they_are():
 def test_the_axis_ends_at_a_round_number(highest: int, top: str, half: str) -> None:
     assert axis_top(highest)[1:] == (top, half)
     assert axis_top(highest)[0] >= highest
+
+
+@pytest.mark.parametrize(
+    ("capacity", "half", "row"), [(39.4, "20", 6), (80, "40", 6), (23.6, "12", 6), (11.9, "6", 6), (15.8, "8", 6)]
+)
+def test_an_axis_to_the_capacity_has_a_round_number_in_its_middle(capacity: float, half: str, row: int) -> None:
+    points = tuple(Point(step, round(capacity / 2 * GIB), None, None, step) for step in range(40))
+    shown = plain(timeline_lines(TimelineData(points, 200, round(capacity * GIB), False), 80, 14, UNICODE, ""))
+    ticks = {at: line.partition("┤")[0].strip() for at, line in enumerate(shown.splitlines()[1:-1]) if "┤" in line}
+    assert list(ticks.values()) == [ticks[0], half, "0"]
+    assert row in ticks
 
 
 def test_what_is_kept_is_drawn_on_for_a_fourth_of_the_steps() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from math import floor, log10
 
 import msgspec
 from msgspec.structs import replace
@@ -16,9 +15,9 @@ from textual.events import Click
 from gpumon.analysis import ledger
 from gpumon.analysis.answer import clock
 from gpumon.analysis.types import KEPT
-from gpumon.analysis.units import UNITS, B, in_unit, size, unit_for
+from gpumon.analysis.units import in_unit, size, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
-from gpumon.tui.plot import UPRIGHT, Curve, Scale, columns, plot, steady
+from gpumon.tui.plot import UPRIGHT, Curve, Scale, axis_top, columns, level, plot, round_down, steady
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, fit, right, spread, width
 from gpumon.tui.view import WHOLE_FROM, View, device_of
@@ -30,8 +29,8 @@ AXIS_ROOM = 8
 AHEAD = 4
 """A leak is drawn on for a fourth of the steps shown."""
 
-ROUND = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
-"""Ends of the axis, times a power of ten: their halves are round, too."""
+HALF = 0.55
+"""A round number below this share of the capacity is written in the middle."""
 
 READING_LASTS_NS = 3_000_000_000
 """How long a driver reading is used for the steps after it."""
@@ -225,14 +224,6 @@ class Timeline(Panel):
         return timeline_lines(slice_, width, height, glyphs, self.title_role)
 
 
-def axis_top(highest: int) -> tuple[int, str, str]:
-    """A round number of bytes from `highest` on, and how it and its half are written."""
-    unit = next((unit for unit in reversed(UNITS) if highest >= unit.bytes), B)
-    power = 10 ** floor(log10(max(1, highest) / unit.bytes))
-    top = next(number * power for number in ROUND if number * power * unit.bytes >= highest)
-    return round(top * unit.bytes), f"{top:g}", f"{top / 2:g}"
-
-
 class Layout(msgspec.Struct, frozen=True):
     """Where in the panel what is drawn."""
 
@@ -244,8 +235,7 @@ class Layout(msgspec.Struct, frozen=True):
     ahead: int  # steps after the newest, in which a leak is drawn on
     newest: int
     top: int
-    top_text: str
-    half_text: str
+    ticks: dict[int, str]  # by row
     to_capacity: bool
 
 
@@ -259,18 +249,24 @@ def layout_of(h: TimelineData, room: int, height: int, glyphs: Glyphs) -> Layout
     newest = next((p.allocated_peak for p in reversed(h.points) if p.allocated_peak is not None), None) or 0
     highest = max(highest, min(newest + ahead * h.grows, h.capacity or 0) if ahead else 0)
     to_capacity = h.capacity is not None and highest >= WHOLE_FROM * h.capacity
+    rows = height - 2
     top, top_text, half_text = axis_top(highest)
+    middle = rows // 2
     if to_capacity and h.capacity:
         top = max(h.capacity, highest)
         unit = unit_for(top)
-        top_text, half_text = in_unit(top, unit), in_unit(round(top / 2), unit)
+        half = round_down(top / unit.bytes * HALF)
+        top_text, half_text = in_unit(top, unit), f"{half:g}"
+        middle = rows - 1 - (level(round(half * unit.bytes), top, rows) - 1) // 4
+    ticks = {middle: half_text} if rows > 2 else {}
+    ticks |= {0: top_text, rows - 1: "0"}
     axis = max(AXIS_ROOM - 1, len(top_text) + 2)
-    plot_room, rows = room - axis - 1, height - 2
+    plot_room = room - axis - 1
     if rows < 2 or plot_room < 8:
         return None
     per_cell = 2 if glyphs.braille else 1
     scale = Scale(first, last + ahead, per_cell * plot_room)
-    return Layout(axis, plot_room, rows, scale, per_cell, ahead, newest, top, top_text, half_text, to_capacity)
+    return Layout(axis, plot_room, rows, scale, per_cell, ahead, newest, top, ticks, to_capacity)
 
 
 def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
@@ -321,7 +317,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     )
     edge = "┤" if glyphs.braille else "|"
     for i, row in enumerate(drawn):
-        text = {0: layout.top_text, rows // 2: layout.half_text if rows > 2 else "", rows - 1: "0"}.get(i, "")
+        text = layout.ticks.get(i, "")
         lines.append(((right(text, axis - 1), "dim"), (edge if text else "│" if glyphs.braille else "|", "rule"), *row))
     start, end = f"{' ' * axis}{first:,}", f"{h.full or f'{last:,}'} "
     notes = [f"{unit.name} by step", ""]
