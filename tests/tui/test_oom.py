@@ -6,6 +6,7 @@ import pytest
 from pictured import text_of
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.units import size
 from gpumon.tui.screens.help import OomScreen
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
@@ -35,6 +36,15 @@ def test_the_panel_names_verdict_request_moment_and_place(store_of, new_run):
     shown = plain(oom_lines(report, 120, 9, UNICODE))
     for words in ("2.00 GiB requested in backward, step 12,433", report.verdict, "train.py:58", "in blocks.11.mlp"):
         assert words in shown
+
+
+@pytest.mark.parametrize("room", [40, 60, 80, 120])
+def test_where_there_is_room_no_way_out_is_cut(store_of, new_run, room):
+    report = view_of(store_of(new_run().leaking())).report.oom
+    shown = " ".join(plain(oom_lines(report, room, 30, UNICODE)).split())
+    for number, remedy in enumerate(report.remedies, start=1):
+        saves = f" saves {size(remedy.saves)}" if remedy.saves else ""
+        assert f"{number}. {remedy.text}{saves}" in shown
 
 
 def test_nothing_is_forecast_any_more(store_of, new_run):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpumon.analysis.types import OWNERS, REST
 from gpumon.analysis.units import in_unit, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
-from gpumon.tui.text_layout import EMPTY, Line, Span, fit, flow, left, spread, words
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, flow, left, spread, width, words
 from gpumon.tui.view import View
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
@@ -57,11 +57,22 @@ def oom_lines(report: OomReport, room: int, height: int, glyphs: Glyphs) -> list
             lines.append(fit((name, *row), room))
     wanted = 1 + min(2, len(report.remedies)) if report.remedies else 1
     lines = lines[: max(1, height - wanted + 1)]  # remedies are more useful than what was alive
-    left_over = height - len(lines)
-    for number, remedy in enumerate(report.remedies[: max(0, left_over)], start=1):
-        gain = f"  saves {size(remedy.saves)}" if remedy.saves else ""
-        label = left("do" if number == 1 else "", _LABEL)
-        lines.append(fit([(f"   {label}", "dim"), (f"{number}. {remedy.text}", "good"), (gain, "text")], room))
+    remedies = report.remedies[: max(0, height - len(lines))]
+    spare = height - len(lines) - len(remedies)
+    for number, remedy in enumerate(remedies, start=1):
+        gain: Line = ((f"  saves {size(remedy.saves)}", "text"),) if remedy.saves else ()
+        text = f"{number}. {remedy.text}"
+        rows = words(text, "good", room - _LABEL - 4)
+        if width(rows[-1] + gain) <= room - _LABEL - 4:
+            rows[-1] += gain
+        elif gain:
+            rows.append(gain)
+        if len(rows) - 1 > spare:  # what is cut is on the page
+            rows = [((text, "good"), *gain)]
+        spare -= len(rows) - 1
+        for at, row in enumerate(rows):
+            label = left("do" if number == 1 and at == 0 else "", _LABEL)
+            lines.append(fit([(f"   {label}", "dim"), *row], room))
     return lines
 
 
