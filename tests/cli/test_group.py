@@ -9,7 +9,7 @@ import pytest
 from gpumon import __version__
 from gpumon.cli import VERBS
 
-HEAVY = ("torch", "textual", "rich", "zmq", "pynvml", "psutil", "numpy")
+HEAVY = ("torch", "textual", "rich", "zmq", "pynvml", "psutil", "numpy", "_ssl")
 
 
 def gpumon(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -27,6 +27,11 @@ def imported_by(*args: str) -> set[str]:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return set(done.stderr.rsplit("imported:", 1)[1].split())
+
+
+@pytest.mark.parametrize("args", [("attach", "nobody"), ("replay", "nothing.gpumon")])
+def test_a_viewer_speaks_no_tls(args):
+    assert "_ssl" not in imported_by(*args)
 
 
 @pytest.mark.parametrize("args", [(), ("--help",), ("--version",), ("nonsense",)])
