@@ -1,7 +1,8 @@
 """What a watched step costs after the first hundred, within one process: `python benchmarks/quiet.py [--write FILE]`.
 
 The hooks of one watched training are taken out and put back, for blocks of steps in turns (out, in, in, out): memory
-layout and machine are the same for both, so a hundredth of a step shows. `out again` is the A/A: nothing is put back.
+layout and machine are the same for both. Blocks are short, because the machine's speed drifts: with 20 ms instead of
+320 ms the interval is a third as wide. `out again` is the A/A: nothing is put back.
 
 quiet      steps that are not read: only the hooks cost
 all read   every phase of every step, without owners
@@ -23,10 +24,12 @@ from typing import Any
 from common import interval, options, write
 
 from gpumon import virtual_gpu
+from gpumon.cli import native_reader
 
 LAYERS = {"0.4 ms": 12, "4.5 ms": 120, "20 ms": 560}
 WAYS = ("out again", "quiet", "watched", "all read")
 FAR = 1 << 62
+BLOCK_US = 20_000
 NOTE = """Wall time per step, in µs: the median over the blocks without hooks, the mean difference with its 95 %
 interval (bootstrap of blocks), and its share of the step. Linear layers on the virtual GPU, SGD.
 """
@@ -34,13 +37,14 @@ interval (bootstrap of blocks), and its share of the step. Linear layers on the 
 
 def main() -> None:
     parser = options(__doc__, write=True)
-    parser.add_argument("--seconds", type=float, default=25.0, help="of each row (25)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each row (60)")
     parser.add_argument("--kinds", nargs="+", choices=LAYERS, default=list(LAYERS), metavar="KIND")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args.child[0], int(args.child[1]), float(args.child[2]))
         return
+    native_reader.build()
     rows = [NOTE, "| step | | without hooks, µs | costs, µs | share of the step |", "|---|---|--:|--:|--:|"]
     for kind in args.kinds:
         for way in WAYS:
@@ -101,18 +105,25 @@ def child(way: str, layers: int, seconds: float) -> None:
         Governor._decide = lambda self: None
         governor.read_every, governor._ledger_at, governor._ledger_until_ns = 1, FAR, FAR
         phases.read_soon()
-    steps = max(8, round(320_000 / run(50)))  # 320 ms a block: hooks just put back have left the caches
+    steps = max(1, round(BLOCK_US / run(50)))
+    # Hooks just put back have left the caches. Not with `watched`: what fell due in the meantime is done there.
+    settling = 0 if way == "watched" else max(1, steps // 4)
     bare, differences = [], []
     ends = time.monotonic() + seconds
+    hooked = True
     while time.monotonic() < ends:
         block = []
-        for hooked in (False, True, True, False):
-            phases._count_quiet()
-            put(in_place=hooked and way != "out again")
-            phases._step_opened_ns = time.monotonic_ns()  # the steps without hooks are none
-            if way == "quiet" and phases.quiet:
-                phases.quiet_mark.left, phases._until_ns = FAR, FAR
-                phases._set_due()
+        for wanted in (False, True, True, False):
+            if wanted != hooked:
+                phases._count_quiet()
+                put(in_place=wanted and way != "out again")
+                hooked = wanted
+                phases._step_opened_ns = time.monotonic_ns()  # the steps without hooks are none
+                if way == "quiet" and phases.quiet:
+                    phases.quiet_mark.left, phases._until_ns = FAR, FAR
+                    phases._set_due()
+                if settling:
+                    run(settling)
             block.append(run(steps))
         bare += [block[0], block[3]]
         differences.append((block[1] + block[2] - block[0] - block[3]) / 2)
