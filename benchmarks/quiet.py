@@ -39,6 +39,7 @@ def main() -> None:
     parser = options(__doc__, write=True)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each row (60)")
     parser.add_argument("--kinds", nargs="+", choices=LAYERS, default=list(LAYERS), metavar="KIND")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -47,7 +48,7 @@ def main() -> None:
     native_reader.build()
     rows = [NOTE, "| step | | without hooks, µs | costs, µs | share of the step |", "|---|---|--:|--:|--:|"]
     for kind in args.kinds:
-        for way in WAYS:
+        for way in args.ways:
             command = [sys.executable, __file__, "--child", way, str(LAYERS[kind]), str(args.seconds)]
             environment = virtual_gpu.environment() | {"GPUMON_NATIVE": "on"}
             said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -119,6 +120,8 @@ def child(way: str, layers: int, seconds: float) -> None:
                 put(in_place=wanted and way != "out again")
                 hooked = wanted
                 phases._step_opened_ns = time.monotonic_ns()  # the steps without hooks are none
+                for boundary, device, _ in phases.readers or ():
+                    boundary(device)  # nor are their peaks
                 if way == "quiet" and phases.quiet:
                     phases.quiet_mark.left, phases._until_ns = FAR, FAR
                     phases._set_due()

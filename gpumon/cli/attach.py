@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpumon.tui.app import MonitorApp, Options
     from gpumon_agent.endpoint import Descriptor
 
-COLLECTED_AFTER = 50_000
+COLLECTED_AFTER = 10_000
 """New objects until the screen looks for garbage: few are any, and to look costs up to 2 % of a core with 64 ranks."""
 
 ANSWERS_IN_S = 5.0

@@ -26,7 +26,8 @@ _LAST_WORD_S = 15.0  # while its helper is connected: at nice 19 its Goodbye may
 _ASK_AGAIN_S = 2.0
 _ASKS_MAX = 3
 _FRAMES_A_TURN = 16  # then the event loop runs: a snapshot must not freeze the screen
-_BACKLOG_MAX = 50_000  # messages not taken yet; above it this viewer stops reading, and ZeroMQ drops its frames
+_BACKLOG_MAX = 4_096  # messages not taken yet; above it nothing is read for a moment, or a history fills the memory
+_PAUSE_S = 0.01
 _BREAKS_MAX = 5
 _TURNS = (wire.Hello, wire.Synced)
 
@@ -99,13 +100,10 @@ class Connection:
         """
         if self.ended or self._channel is None:
             return
-        if self._owner.backlog > _BACKLOG_MAX:
-            if not self._full:
-                self._full = True
-                self._owner.loop.remove_reader(self._channel.socket.fileno())
-                self._owner.loop.call_later(TICK_S, self._resume)
-            return
         for _ in range(_FRAMES_A_TURN):
+            if self._owner.backlog > _BACKLOG_MAX:
+                self._pause()
+                return
             raw = self._channel.receive()
             if raw is None:
                 return
@@ -118,6 +116,12 @@ class Connection:
             if self.ended or self._channel is None:
                 return
         self._owner.loop.call_soon(self._read)
+
+    def _pause(self) -> None:
+        if not self._full and self._channel is not None:
+            self._full = True
+            self._owner.loop.remove_reader(self._channel.socket.fileno())
+            self._owner.loop.call_later(_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         self._full = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -33,6 +34,11 @@ from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 _PHASE = wire.Phase
 _JOINING = (wire.Phase, wire.Ledger)  # looked up once: thousands of events a second pass here
+_FIGURES = (
+    "allocated", "allocated_peak", "reserved", "reserved_peak", "active", "inactive_split", "requested", "allocations"
+)  # fmt: skip
+_figures = attrgetter(*_FIGURES)
+_set = msgspec.structs.force_setattr
 
 
 def refused(event: wire.Unread) -> str:
@@ -61,6 +67,7 @@ class Rank:
         self.steps = StepRing(limits.steps)
         self.newest = -2  # number of the last one; at first below all, of which the least is -1
         self.open: dict[int, _OpenStep] = {}
+        self._before: StepRecord | None = None  # the last one built
         self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
         self._beats: dict[int, wire.Heartbeat] = {}
@@ -271,6 +278,7 @@ class Rank:
         if closed.evaluated and complete:
             phases, ledgers = told_apart(phases, ledgers, closed.evaluated)
         record = StepRecord(closed.step, closed, phases, ledgers, True, complete, alone, highest)
+        self._share(record)
         if len(self.older) < self.limits.older:
             self.older[closed.step] = record, about
 
@@ -324,6 +332,7 @@ class Rank:
             alone=alone,
             highest=highest,
         )
+        self._share(record)
         steps = self.steps
         if self.newest < event.step:
             steps.append(record)
@@ -338,6 +347,20 @@ class Rank:
         if self.open and (not replayed or self.synced):  # older ones will not close any more
             for step in [s for s in self.open if s < event.step]:
                 del self.open[step]
+
+    def _share(self, record: StepRecord) -> None:
+        """Figures equal to those of the step before become the same objects: a third of what a step takes in memory."""
+        before, self._before = self._before, record
+        if before is None:
+            return
+        for known, phase in zip(before.phases, record.phases, strict=False):
+            for name, value, again in zip(_FIGURES, _figures(known), _figures(phase), strict=True):
+                if value == again:
+                    _set(phase, name, value)
+        if record.closed is not None and before.closed is not None:
+            shapes = before.closed.input_shapes
+            if shapes == record.closed.input_shapes:
+                _set(record.closed, "input_shapes", shapes)
 
     def _settle(self, step: int) -> None:
         """Late events of a closed step: replaces its record."""

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import pytest
 import zmq
 
 from gpumon import link
-from gpumon.session.incoming import singly
+from gpumon.link.subscription import _Subscription
+from gpumon.session.incoming import Incoming, singly
 from gpumon_agent import endpoint, wire
 from gpumon_agent.wire import Received
 
@@ -134,6 +135,28 @@ async def test_a_long_past_comes_in_batches_of_less_than_1024_messages(start: St
             if any(map(is_a(wire.Synced), heard)):
                 break
     assert 488 < max(sizes) < 1024
+
+
+async def test_a_past_is_read_no_faster_than_it_is_taken(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the pasts of many ranks fill the viewer's memory before it has looked at the first."""
+    start().ask("steps 3000")
+    put, waiting = _Subscription.put, [0]
+
+    def noted(self: _Subscription, heard: Sequence[Incoming]) -> None:
+        put(self, heard)
+        waiting.append(self.backlog)
+
+    monkeypatch.setattr(_Subscription, "put", noted)
+    heard: list[Received] = []
+    async with contextlib.aclosing(link.subscribe_batches(link.resolve())) as stream:
+        async for batch in stream:
+            heard += singly(batch)
+            await asyncio.sleep(0.02)
+            if any(map(is_a(wire.Synced), heard[-1024:])):
+                break
+    assert 4096 < max(waiting) < 4096 + 1024
+    steps = [received.event.step for received in heard if isinstance(received.event, wire.Step)]
+    assert steps[-1536:] == list(range(3000 - 1536, 3000))
 
 
 async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) -> None:

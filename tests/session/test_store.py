@@ -74,6 +74,19 @@ def test_closed_steps_are_the_same_objects_in_every_frame() -> None:
     assert all(left is right for left, right in zip(before, after, strict=False))
 
 
+def test_equal_figures_of_steps_in_turn_are_the_same_objects() -> None:
+    """Thousands of steps are kept, and each message that is read brings its own."""
+    sent = [wire.encode_received(received) for received in Run().stream(4)]
+    *_, before, newest = apply(map(wire.decode_received, sent)).frame(0).ranks[0].steps
+    for left, right in zip(before.phases, newest.phases, strict=True):
+        assert left.allocated == right.allocated
+        assert left.allocated is right.allocated
+        assert left.t_ns != right.t_ns
+    assert newest.closed is not None
+    assert before.closed is not None
+    assert newest.closed.input_shapes is before.closed.input_shapes
+
+
 def test_a_frame_cannot_be_changed() -> None:
     frame = frame_of(Run(), 2)
     for thing, field in ((frame, "ranks"), (frame.ranks[0], "steps"), (frame.ranks[0].steps[0], "phases")):
