@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Phases = tuple[wire.Phase, ...]
 
-SPARSELY = 16
+SPARSELY = 8
 """Newest steps since the last look from which a rank's forecast learns while it is not displayed."""
 
 LEARNT_STEPS = 256

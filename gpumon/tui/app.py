@@ -342,7 +342,7 @@ class MonitorApp(App[int]):
             if self._seen is not None:
                 self._seen(frame)
             due = self._due(frame)
-            reports = self._reporter.report(frame, due, self._shown(frame) if due is not None else None)
+            reports = self._reporter.report(frame, due, self._shown(frame) if frame.ranks else None)
             self._cursor.note(frame, reports)
             self._live = self._look_at(frame, reports, answer(frame, reports, self._live.answer))
         elif self._live.paused != self._paused:

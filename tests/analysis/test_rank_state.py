@@ -18,8 +18,8 @@ def steps_of_the_forecast(device: DeviceState) -> int:
     return forecast.learnt_from
 
 
-@pytest.mark.parametrize(("sparsely", "learnt"), [(False, 100), (True, 16)])
-def test_a_rank_that_nobody_looks_at_is_learnt_from_the_newest_16_of_the_steps_that_came(
+@pytest.mark.parametrize(("sparsely", "learnt"), [(False, 100), (True, 8)])
+def test_a_rank_that_nobody_looks_at_is_learnt_from_the_newest_8_of_the_steps_that_came(
     sparsely: bool, learnt: int
 ) -> None:
     rank, device = rank_of(Run(), 100), DeviceState(0)

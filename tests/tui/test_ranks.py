@@ -301,6 +301,24 @@ async def test_enter_opens_the_rank_under_the_cursor_even_when_sorted(app_of, se
         assert app.view.rank.hello.rank == 5
 
 
+async def test_of_two_ranks_too_only_the_shown_one_is_learned_from_in_full(app_of, settled, monkeypatch) -> None:
+    asked, report_of = [], Reporter.report
+
+    def noted(self: Reporter, frame: Frame, due: Any = None, shown: str | None = None) -> Any:
+        asked.append((due, shown))
+        return report_of(self, frame, due, shown)
+
+    monkeypatch.setattr(Reporter, "report", noted)
+    app = app_of(*(rank(number, 2) for number in range(2)))
+    async with app.run_test(size=LARGE) as pilot:
+        await settled(pilot)
+        first, second = (each.source for each in app.view.frame.ranks)
+        assert asked[-1] == (None, first)
+        app.next_rank(1)
+        await settled(pilot)
+        assert asked[-1] == (None, second)
+
+
 async def test_one_rank_heard_of_eight_has_the_screen_too_and_rank_3_is_shown_first(app_of, settled) -> None:
     app = app_of(rank(0, 8, steps=12))
     async with app.run_test(size=(80, 24)) as pilot:
