@@ -490,6 +490,20 @@ def test_findings_stand_in_order_of_weight_and_stay_in_their_line(store_of, new_
     assert "tensor-leak  +4.00 MiB/step since 1" in plain(lines)
 
 
+def test_where_a_findings_line_is_short_its_holder_and_source_line_stay(store_of, new_run):
+    leak = Finding(
+        "tensor-leak", "warning", 2, "a tensor is kept in every step, it grows", bytes_per_step=32 << 10,
+        holder="confidence[*] in train()", where="train.py:146", remedy="bound it",
+    )  # fmt: skip
+    view = view_of(store_of(new_run().usual(20)))
+    found = findings(replace(view, reports=(msgspec.structs.replace(view.report, findings=(leak,)),)))
+    said = {room: plain(finding_lines(found, room, 2, UNICODE, "")).splitlines()[1] for room in (78, 90, 100, 200)}
+    assert said[78].endswith("held by confidence[*], train.py:146")
+    assert said[90].endswith("held by confidence[*] in train(), train.py:146")
+    assert said[100].endswith("held by confidence[*] in train(), train.py:146 · bound it")
+    assert "a tensor is kept" in said[200]
+
+
 def of_four(store_of, new_run, *found):
     """The findings of a job of four, of which each rank has stated some, as the shown rank 0's screen has them."""
     runs = [new_run(rank=rank, world_size=4, pid=600 + rank).usual(20) for rank in range(4)]

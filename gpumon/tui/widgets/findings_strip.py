@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click
 
 from gpumon.analysis.job_findings import JobFinding, job_findings
+from gpumon.analysis.types import Finding
 from gpumon.analysis.units import size
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, cells, fit
@@ -180,6 +181,15 @@ def _finding(each: JobFinding, room: int, glyphs: Glyphs, *, selected: bool = Fa
     left_over = room - sum(cells(text) for text, _ in line)
     remedy = f" · {f.remedy}" if f.remedy and not gone else ""
     if cells(said) + cells(remedy) > left_over:  # the page has all of it
-        said = f"  held by {f.holder}" + (f", {f.where}" if f.where else "") if f.holder else said
+        said = _shorter(f, said, left_over)
         remedy = remedy if cells(said) + cells(remedy) <= left_over else ""
     return fit([*line, (said, "text" if not gone else "dim"), (remedy, "good")], room)
+
+
+def _shorter(finding: Finding, said: str, room: int) -> str:
+    """Who holds it, and the line; without its function where that is too long."""
+    if not finding.holder:
+        return said
+    where = f", {finding.where}" if finding.where else ""
+    held = f"  held by {finding.holder}{where}"
+    return held if cells(held) <= room else f"  held by {finding.holder.partition(' in ')[0]}{where}"
