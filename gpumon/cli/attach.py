@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 COLLECTED_AFTER = 10_000
-"""New objects until the screen looks for garbage: few are any, and Python's 700 would cost 2 % of a core with 64 ranks."""
+"""New objects until the screen looks for garbage: few are any. Python's 700 cost 2 % of a core with 64 ranks."""
 
 ANSWERS_IN_S = 5.0
 """How long an agent is waited for whose rank is not known."""
