@@ -90,6 +90,16 @@ def child(way: str, layers: int, seconds: float) -> None:
             registry.clear()
             registry.update(hooks if in_place else {})
 
+    def later(by_ns: int) -> None:
+        """What is due at some time is due later: time without hooks does not count."""
+        for owner, names in (
+            (phases, ("_until_ns", "_look_due_ns", "_ends_due_ns")),
+            (phases._governor, ("until_ns", "_ledger_until_ns")),
+        ):
+            for name in names:
+                setattr(owner, name, getattr(owner, name) + by_ns)
+        phases._set_due()
+
     def run(steps: int) -> float:
         began = time.perf_counter_ns()
         for _ in range(steps):
@@ -107,11 +117,10 @@ def child(way: str, layers: int, seconds: float) -> None:
         governor.read_every, governor._ledger_at, governor._ledger_until_ns = 1, FAR, FAR
         phases.read_soon()
     steps = max(1, round(BLOCK_US / run(50)))
-    # Hooks just put back have left the caches. Not with `watched`: what fell due in the meantime is done there.
-    settling = 0 if way == "watched" else max(1, steps // 4)
+    settling = max(1, steps // 4)  # hooks just put back have left the caches
     bare, differences = [], []
     ends = time.monotonic() + seconds
-    hooked = True
+    hooked, out_since_ns = True, 0
     while time.monotonic() < ends:
         block = []
         for wanted in (False, True, True, False):
@@ -119,14 +128,18 @@ def child(way: str, layers: int, seconds: float) -> None:
                 phases._count_quiet()
                 put(in_place=wanted and way != "out again")
                 hooked = wanted
-                phases._step_opened_ns = time.monotonic_ns()  # the steps without hooks are none
+                now_ns = time.monotonic_ns()
+                if not hooked:
+                    out_since_ns = now_ns
+                elif out_since_ns:
+                    later(now_ns - out_since_ns)
+                phases._step_opened_ns = now_ns  # the steps without hooks are none
                 for boundary, device, _ in phases.readers or ():
                     boundary(device)  # nor are their peaks
                 if way == "quiet" and phases.quiet:
                     phases.quiet_mark.left, phases._until_ns = FAR, FAR
                     phases._set_due()
-                if settling:
-                    run(settling)
+                run(settling)
             block.append(run(steps))
         bare += [block[0], block[3]]
         differences.append((block[1] + block[2] - block[0] - block[3]) / 2)

@@ -404,6 +404,24 @@ def test_a_batch_that_cannot_fit_is_the_verdict_whatever_the_usual_ones_need():
         assert plain(forecast_lines(data, 60, 9, UNICODE, "")[:1]).endswith(f" {said}")
 
 
+@pytest.mark.parametrize(
+    ("headroom", "room", "said"),
+    [
+        (None, 60, "n/a (no matching reading of the driver)"),
+        (None, 38, "n/a (driver not read)"),
+        (9 * GIB, 60, "at most 9.00 GiB (no reading of the driver)"),
+        (9 * GIB, 48, "at most 9.00 GiB (driver not read)"),
+        (9 * GIB, 38, "at most 9.00 GiB"),
+    ],
+)
+def test_why_the_headroom_is_no_figure_is_said_as_fully_as_there_is_room(headroom, room, said):
+    forecast = Forecast(
+        GIB, GIB, GIB, "backward", headroom, 0.0, None, None, 5, headroom_at_most=headroom is not None
+    )  # fmt: skip
+    lines = forecast_lines(ForecastData(forecast, 10 * GIB, ended=False, counted=True), room, 9, UNICODE, "")
+    assert next(line for line in plain(lines).splitlines() if "headroom" in line).endswith(f" {said}")
+
+
 @pytest.mark.parametrize(("factor", "said"), [(99.94, "up to ×99.9"), (100.0, "up to ×100 and more")])
 def test_a_batch_a_hundred_times_larger_is_enough(factor: float, said: str) -> None:
     forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, None, factor, 5)

@@ -10,7 +10,7 @@ from gpumon.analysis import units
 from gpumon.analysis.types import KEPT, Forecast
 from gpumon.analysis.units import duration, in_unit, size, unit_for
 from gpumon.tui.styles import Glyphs
-from gpumon.tui.text_layout import Line, Span, fit
+from gpumon.tui.text_layout import Line, Span, cells, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
@@ -111,9 +111,12 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
     if room >= 50:
         peak.append((f"  in {f.phase}", "dim"))
     lines.append(fit(peak, room))
-    left_over = size(f.headroom) if f.headroom is not None else "n/a (no matching reading of the driver)"
+    left_over, why = ("n/a", "no matching reading of the driver") if f.headroom is None else (size(f.headroom), "")
     if f.headroom_at_most:
-        left_over = f"at most {left_over} (no reading of the driver)"
+        left_over, why = f"at most {left_over}", "no reading of the driver"
+    if why:
+        reasons = (f" ({why})", " (driver not read)", "")
+        left_over += next(each for each in reasons if not each or pad + cells(left_over + each) <= room)
     lines.append(
         fit(
             [
