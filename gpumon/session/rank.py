@@ -349,7 +349,7 @@ class Rank:
                 del self.open[step]
 
     def _share(self, record: StepRecord) -> None:
-        """Figures equal to those of the step before become the same objects: a third of what a step takes in memory."""
+        """Figures equal to those of the step before become the same objects: they are a third of a step's memory."""
         before, self._before = self._before, record
         if before is None:
             return
