@@ -1,6 +1,6 @@
 """What the screen costs while following a job: CPU time, memory and terminal output, through a pty of 120×40.
 
-    python benchmarks/viewer.py [--ranks 8] [--rate 20] [--seconds 20] [--keys 2]
+    python benchmarks/viewer.py [--ranks 8] [--rate 20] [--seconds 20] [--after 2] [--keys 2]
 
 The ranks are real publishers with their own sockets, sixteen per process, `--rate` steps per second, five phases and,
 on every tenth step, two ledgers each. `--keys 2` measures the Ranks screen. Pictures are bursts of output: the screen's
@@ -97,12 +97,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rate", type=int, default=STEPS_A_SECOND, help="steps per second")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--after", type=float, default=2.0, help="seconds that the job has run before (2)")
     parser.add_argument("--keys", default="", help="pressed before it is measured")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
         with sending(asked.ranks, asked.rate) as rates:
-            time.sleep(2)
+            time.sleep(asked.after)
             measure("empty Textual app", EMPTY_APP, asked.seconds / 2)
             attach = [sys.executable, "-m", "gpumon", "attach", "bench"]
             measure(f"attach, {asked.ranks} ranks", attach, asked.seconds, asked.keys, keys_too=True)
