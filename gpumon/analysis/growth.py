@@ -29,7 +29,6 @@ resident memory of the reading process.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -70,8 +69,8 @@ class _Scale:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.medians: deque[float] = deque(maxlen=PARTS + 1)
-        self.middles: deque[int] = deque(maxlen=PARTS + 1)  # the step in the middle of each part
+        self.medians: list[float] = []  # of the newest PARTS + 1
+        self.middles: list[int] = []  # the step in the middle of each of these
         self.rises = 0  # in a row
         self.idle = 0  # parts in a row that did not rise
         self.ceiling: float | None = None  # the highest part before the present run of rises
@@ -91,6 +90,7 @@ class _Scale:
             self.idle += 1
         medians.append(value)
         self.middles.append(middle)
+        del medians[: -PARTS - 1], self.middles[: -PARTS - 1]
         if self.rises < PARTS - 1:
             return False
         if self.ceiling is not None and value <= self.ceiling and step - self.ceiling_at <= CEILING_STEPS:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon.session.limits import StoreLimits
-from gpumon.session.rank import peaks
+from gpumon.session.rank import facts_of
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 from gpumon_agent.wire.evidence import parts
-from gpumon_agent.wire.thinning import Facts, facts, kept
+from gpumon_agent.wire.thinning import kept
 from gpumon_agent.wire.trained import layers
 
 STEPS_MAX = 256
@@ -85,11 +85,7 @@ class State:
     def _steps(self, rank: RankFrame, at_most: int) -> list[StepRecord]:
         """At most so many, chosen like the agent's history."""
         records = {r.step: r for r in (*rank.older, *rank.steps) if r.closed is not None}
-        about: list[Facts] = [
-            facts(r.closed, len(r.phases), peaks(r.phases), len(r.ledgers))
-            for _, r in sorted(records.items())
-            if r.closed is not None
-        ]
+        about = [facts_of(record) for _, record in sorted(records.items())]
         stride = self._stride.get(rank.source, 1)
         while True:
             chosen = kept(about, stride)

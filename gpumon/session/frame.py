@@ -19,7 +19,7 @@ Status = Literal["live", "silent", "ended"]
 SILENT_AFTER_NS = 5_000_000_000
 
 
-class StepRecord(msgspec.Struct, frozen=True, gc=False):
+class StepRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One iteration of one rank. `closed` is None while it is running (only in `RankFrame.open_step`).
 
     Not tracked by the garbage collector: it contains messages, and thousands are kept.
@@ -118,7 +118,7 @@ class RankFrame(msgspec.Struct, frozen=True):
     segments: tuple[SegmentsRecord, ...] = ()  # one a device
     snapshot: wire.Snapshot | None = None  # the newest
     censuses: tuple[wire.Census, ...] = ()  # the newest ones, oldest first
-    older: tuple[StepRecord, ...] = ()  # steps before `steps` that the thinning kept (wire.thinning)
+    older: Sequence[StepRecord] = ()  # steps before `steps` that the thinning kept (wire.thinning)
     heartbeats: tuple[wire.Heartbeat, ...] = ()  # the kept ones, oldest first, including the newest
     thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
 

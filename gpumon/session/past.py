@@ -7,17 +7,18 @@ newer than the step. The machine's readings are kept for ten minutes, and heartb
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from gpumon.session.frame import RankFrame
+from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.session.steps import Steps
 
 
 def at_step(rank: RankFrame, step: int) -> RankFrame:
     """The rank when `step` closed. In a step in which memory ran out: then."""
-    steps = rank.steps.until(step) if isinstance(rank.steps, Steps) else [e for e in rank.steps if e.step <= step]
+    steps, older = _until(rank.steps, step), _until(rank.older, step)
     oom = rank.oom if rank.oom is not None and rank.oom.step <= step else None
     closed = steps[-1].closed if steps else None
     t_ns = closed.t_ns if closed is not None else rank.hello.clock.monotonic_ns
@@ -49,6 +50,10 @@ def at_step(rank: RankFrame, step: int) -> RankFrame:
         checkpoints=tuple([each for each in rank.checkpoints if max(each.step, each.looked_step) <= step]),
         segments=tuple([each for each in rank.segments if each.step <= step]),
         snapshot=rank.snapshot if rank.snapshot is not None and rank.snapshot.step <= step else None,
-        older=tuple([each for each in rank.older if each.step <= step]),
+        older=older,
         thinned=msgspec.structs.replace(thinned, newest=min(thinned.newest, step)) if thinned is not None else None,
     )
+
+
+def _until(steps: Sequence[StepRecord], step: int) -> Sequence[StepRecord]:
+    return steps.until(step) if isinstance(steps, Steps) else [e for e in steps if e.step <= step]

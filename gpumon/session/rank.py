@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 import msgspec
@@ -28,7 +28,7 @@ from gpumon.session.frame import (
 )
 from gpumon.session.limits import StoreLimits
 from gpumon.session.sequence_intervals import SequenceIntervals
-from gpumon.session.steps import StepRing
+from gpumon.session.steps import PackedSteps, StepRing
 from gpumon_agent import wire
 from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
@@ -38,6 +38,7 @@ _FIGURES = (
     "allocated", "allocated_peak", "reserved", "reserved_peak", "active", "inactive_split", "requested", "allocations"
 )  # fmt: skip
 _figures = attrgetter(*_FIGURES)
+KNOWN_MAX = 256
 _set = msgspec.structs.force_setattr
 
 
@@ -67,7 +68,7 @@ class Rank:
         self.steps = StepRing(limits.steps)
         self.newest = -2  # number of the last one; at first below all, of which the least is -1
         self.open: dict[int, _OpenStep] = {}
-        self._before: StepRecord | None = None  # the last one built
+        self._known: dict[object, object] = {}  # figures of the newest steps
         self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
         self._beats: dict[int, wire.Heartbeat] = {}
@@ -87,10 +88,10 @@ class Rank:
         self.segments: dict[int, SegmentsRecord] = {}  # by device
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
         self.snapshot: wire.Snapshot | None = None
-        self.older: dict[int, tuple[StepRecord, Facts]] = {}  # steps before those, kept by `thinned`
+        self.older = PackedSteps()  # steps before those, kept by `thinned`
+        self._arriving: dict[int, StepRecord] = {}  # such steps, until `thinned` follows them
         self.thinned: wire.Thinned | None = None
         self._older_max = limits.older
-        self._older_view: tuple[StepRecord, ...] = ()
         self._layers_view: tuple[LayersRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
 
@@ -272,32 +273,30 @@ class Rank:
         at = bisect_left(self.steps, closed.step, key=lambda record: record.step)
         if at < len(self.steps) and self.steps[at].step == closed.step:
             return  # this viewer has it in full
-        about = facts(closed, len(phases), peaks(phases), len(ledgers))
+        if len(self._arriving) >= self.limits.older:
+            return
         phases, alone, highest = _in_order(phases)
         complete = closed.phases is None or closed.phases == len(phases)
         if closed.evaluated and complete:
             phases, ledgers = told_apart(phases, ledgers, closed.evaluated)
         record = StepRecord(closed.step, closed, phases, ledgers, True, complete, alone, highest)
         self._share(record)
-        if len(self.older) < self.limits.older:
-            self.older[closed.step] = record, about
+        self._arriving[closed.step] = record
 
     def _thin(self, event: wire.Thinned) -> None:
         """Thins the steps up to `event.until` like the helper."""
+        arrived, self._arriving = self._arriving, {}
         if self.thinned is not None and event.newest < self.thinned.newest:
             return  # repeated
-        for record in self.steps.drop_until(event.until):
-            if record.closed is not None:
-                about = facts(record.closed, len(record.phases), peaks(record.phases), len(record.ledgers))
-                self.older[record.step] = record, about
-        in_order, stride = sorted(self.older.items()), event.stride
+        past = {record.step: record for record in self.older} | arrived
+        past |= {record.step: record for record in self.steps.drop_until(event.until)}
+        about, stride = [facts_of(past[step]) for step in sorted(past)], event.stride
         while True:
-            chosen = kept([about for _, (_, about) in in_order], stride)
+            chosen = kept(about, stride)
             if len(chosen) <= self._older_max or stride > event.newest:
                 break
             stride *= 2  # there are many ranks
-        self.older = {step: known for step, known in in_order if step in chosen}
-        self._older_view = tuple(record for record, _ in self.older.values())
+        self.older = PackedSteps([past[step] for step in sorted(chosen)])
         self.thinned = event
 
     def _join(self, step: int, seq: int, replayed: bool) -> _OpenStep:
@@ -349,18 +348,19 @@ class Rank:
                 del self.open[step]
 
     def _share(self, record: StepRecord) -> None:
-        """Figures equal to those of the step before become the same objects: they are a third of a step's memory."""
-        before, self._before = self._before, record
-        if before is None:
-            return
-        for known, phase in zip(before.phases, record.phases, strict=False):
-            for name, value, again in zip(_FIGURES, _figures(known), _figures(phase), strict=True):
-                if value == again:
-                    _set(phase, name, value)
-        if record.closed is not None and before.closed is not None:
-            shapes = before.closed.input_shapes
-            if shapes == record.closed.input_shapes:
-                _set(record.closed, "input_shapes", shapes)
+        """Figures equal to others of the newest steps become the same objects: they are half of a step's memory."""
+        known = self._known
+        if len(known) > KNOWN_MAX:
+            known.clear()
+        for phase in record.phases:
+            _set(phase, "step", record.step)
+            for name, value in zip(_FIGURES, _figures(phase), strict=True):
+                again = known.setdefault(value, value)
+                if again is not value:
+                    _set(phase, name, again)
+        if record.closed is not None:
+            shapes = record.closed.input_shapes
+            _set(record.closed, "input_shapes", known.setdefault(shapes, shapes))
 
     def _settle(self, step: int) -> None:
         """Late events of a closed step: replaces its record."""
@@ -447,7 +447,7 @@ class Rank:
             segments=tuple(self.segments[device] for device in sorted(self.segments)),
             snapshot=self.snapshot,
             censuses=self.censuses,
-            older=self._older_view,
+            older=self.older,
             thinned=self.thinned,
         )
 
@@ -462,8 +462,11 @@ class Rank:
         return StepRecord(step, None, phases, tuple(built.ledgers), built.replayed, alone=alone, highest=highest)
 
 
-def peaks(phases: Sequence[wire.Phase]) -> Iterator[tuple[int, int | None]]:
-    return ((phase.device, phase.allocated_peak) for phase in phases)
+def facts_of(record: StepRecord) -> Facts:
+    """Of a closed step."""
+    assert record.closed is not None
+    peaks = ((phase.device, phase.allocated_peak) for phase in record.phases)
+    return facts(record.closed, len(record.phases), peaks, len(record.ledgers))
 
 
 def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[tuple[wire.Phase, ...], int | None, int]:

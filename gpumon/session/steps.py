@@ -2,18 +2,26 @@
 
 Views share the ring's list, to which it only appends: what a view shows never changes. To change an older step, or to
 free dropped ones, the ring first copies the list.
+
+Thinned steps are read only when a rank is learned again, and when somebody looks at the past: they are kept packed.
 """
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import overload
 
+import msgspec
+
 from gpumon.session.frame import StepRecord
 
-SLACK = 0.125
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[StepRecord, ...]).decode
+
+SLACK = 0.03
 """Dropped steps that may stay in the list, as a share of the limit: memory, against copying the list at each step."""
 
 
@@ -61,6 +69,41 @@ class Steps(Sequence[StepRecord]):
 
     def __repr__(self) -> str:
         return f"Steps{tuple(self)!r}"
+
+
+class PackedSteps(Sequence[StepRecord]):
+    """An immutable sequence of steps; each look at it makes new records."""
+
+    __slots__ = ("_length", "_packed")
+
+    def __init__(self, records: Sequence[StepRecord] = ()) -> None:
+        self._length = len(records)
+        self._packed = zlib.compress(_encode(records), 1)
+
+    def _records(self) -> tuple[StepRecord, ...]:
+        return _decode(zlib.decompress(self._packed))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[StepRecord, ...]: ...
+    def __getitem__(self, at: int | slice) -> StepRecord | tuple[StepRecord, ...]:
+        return self._records()[at]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._records())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedSteps) and self._packed == other._packed
+
+    def __hash__(self) -> int:
+        return hash(self._packed)
+
+    def __repr__(self) -> str:
+        return f"PackedSteps{self._records()!r}"
 
 
 class StepRing(Steps):

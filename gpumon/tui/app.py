@@ -67,8 +67,8 @@ ASKED = {
 PAGE_STEPS = 100
 """By which the arrows move a replay."""
 
-STEPS_IN_ALL = 2400
-"""Closed steps kept over all ranks: 3 kB each, the budget is 64 MB."""
+STEPS_IN_ALL = 2_240
+"""Closed steps kept over all ranks: 2 kB each, the budget is 64 MB."""
 
 STEPS_AT_LEAST = 280
 """Minimum per rank, enough for forecasts, findings and the default timeline."""

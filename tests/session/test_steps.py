@@ -6,9 +6,10 @@ import random
 from weakref import WeakSet
 
 import pytest
+from synthetic import Run, rank_of
 
 from gpumon.session.frame import StepRecord
-from gpumon.session.steps import StepRing
+from gpumon.session.steps import PackedSteps, StepRing
 
 
 class Phases:
@@ -50,8 +51,8 @@ def test_a_view_stays_what_it_was_whatever_happens_to_the_ring(limit: int) -> No
                 view[outside]
 
 
-def test_of_the_forgotten_steps_an_eighth_as_many_stay_as_are_kept() -> None:
-    """They are kept steps' worth of memory; without any, each new step would copy all kept ones."""
+def test_of_the_forgotten_steps_few_stay() -> None:
+    """They cost memory; without any, each new step would copy all kept ones."""
     ring, alive, most = StepRing(80), WeakSet[Phases](), 0
     for number in range(1_000):
         phases = Phases()
@@ -59,4 +60,15 @@ def test_of_the_forgotten_steps_an_eighth_as_many_stay_as_are_kept() -> None:
         alive.add(phases)
         del phases
         most = max(most, len(alive))
-    assert most == 80 + 10
+    assert most == 80 + 2
+
+
+def test_packed_steps_are_as_they_were() -> None:
+    records = tuple(rank_of(Run(), 40).steps)
+    packed = PackedSteps(records)
+    assert tuple(packed) == records
+    assert len(packed) == 40
+    assert packed[-1] == records[-1]
+    assert packed[3:5] == records[3:5]
+    assert packed == PackedSteps(records) != PackedSteps(records[1:])
+    assert not PackedSteps()

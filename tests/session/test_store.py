@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Run, apply, frame_of, rank_of
 
+from gpumon.session.rank import Rank
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
@@ -85,6 +86,20 @@ def test_equal_figures_of_steps_in_turn_are_the_same_objects() -> None:
     assert newest.closed is not None
     assert before.closed is not None
     assert newest.closed.input_shapes is before.closed.input_shapes
+
+
+def test_figures_that_come_again_are_the_same_objects() -> None:
+    """Of batches of a few lengths, say."""
+    rank = Rank("x", StoreLimits(), 0)
+    for step, peak in enumerate((1 << 40, 1 << 41, 1 << 40), 1_000):
+        phase = wire.Phase(step, "forward", 0, 0, step, 1, peak // 2, peak)
+        for seq, event in enumerate((phase, wire.Step(step, step, 1)), 2 * step):
+            raw = wire.encode_received(wire.Received("x", 1, event, seq))
+            rank.apply(wire.decode_received(raw))
+    assert all(record.phases[0].step is record.step for record in rank.steps)
+    first, _, third = (record.phases[0] for record in rank.steps)
+    assert first.allocated_peak is third.allocated_peak
+    assert first.allocated is third.allocated
 
 
 def test_a_frame_cannot_be_changed() -> None:

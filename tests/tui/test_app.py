@@ -183,7 +183,7 @@ async def test_each_span_of_the_timeline_is_about_twice_the_former(app_of, new_r
     *spans, whole = [title.split(maxsplit=1)[1] for title in titles if title.startswith("Timeline: ")]
     assert whole == "the whole run"
     spans = [int(span.split()[0]) for span in spans]
-    assert (len(spans), spans[-1]) == (7, 2000)  # of 2,400 that are kept
+    assert (len(spans), spans[-1]) == (7, 2000)  # of 2,240 that are kept
     assert all(2 <= more / fewer <= 2.5 for fewer, more in pairwise(spans))
 
 

@@ -147,12 +147,12 @@ def test_of_more_than_16_ranks_a_part_is_analysed_at_a_time_at_least_a_quarter(s
     assert [each and len(each - {frame.ranks[0].source}) for each in due] == [None, 10, 32]
 
 
-def test_the_viewer_keeps_its_newest_200_messages_and_2400_steps_at_least_280_of_each_rank(new_run) -> None:
+def test_the_viewer_keeps_its_newest_200_messages_and_2240_steps_at_least_280_of_each_rank(new_run) -> None:
     app = MonitorApp()
     for number in range(250):
         app.say(str(number))
     assert [each.text for each in app._said] == [str(number) for number in range(50, 250)]
-    for ranks, steps, kept in ((1, 2500, 2400), (10, 300, 280)):
+    for ranks, steps, kept in ((1, 2500, 2240), (10, 300, 280)):
         app = MonitorApp()
         for run in [new_run(rank=n, pid=n).hello() for n in range(ranks)]:
             for step in range(steps):

@@ -77,7 +77,7 @@ def test_a_short_past_is_whole() -> None:
     for step in range(100):
         run.step(step)
     assert [each.step for each in run.late().steps] == list(range(100))
-    assert run.late().older == ()
+    assert not run.late().older
 
 
 @pytest.mark.parametrize("steps", [512, 513, 2_047, 2_048, 3_000, 9_000])
