@@ -1,0 +1,295 @@
+"""Turns the objects of a snapshot file into a Snapshot, each value checked: the file may hold anything.
+
+Model. A snapshot has the blocks at its end and the newest events before it. A block that is freed by an event, or in
+use at the end, and allocated by no event, was there before the first one: it is in `Trace.start`, with the bytes that
+its free or its block states. Requested bytes count until `free_completed`, as in torch.cuda.memory_stats. Reserved at
+the start is that of the end less what the events of segments changed.
+
+Source. torch/cuda/memory.py (`_snapshot`: the fields), torch/cuda/_memory_viz.py (`_block_extra`: older files),
+c10/cuda/CUDACachingAllocator.cpp (what an event's size is: requested bytes for blocks, the segment's for segments).
+Cost. Some µs an event.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from gpumon.snapshots import trace as actions
+from gpumon.snapshots.model import ALLOCATED, INACTIVE, STATES, UNKNOWN, Block, Device, Segment, Snapshot
+from gpumon.snapshots.source_lines import Lines, NotFrames
+from gpumon.snapshots.trace import Figures, Trace
+
+BYTES_MAX = 1 << 50
+"""More than any device has: sums of as many as a file can hold stay within 64 bits."""
+TOTAL_MAX = 1 << 62
+DEVICES_MAX = 1024
+_CODES = {action: code for code, action in enumerate(actions.ACTIONS)} | {"free": actions.FREE_COMPLETED}
+_SEGMENT_SIGNS = {
+    actions.SEGMENT_ALLOC: 1,
+    actions.SEGMENT_MAP: 1,
+    actions.SEGMENT_FREE: -1,
+    actions.SEGMENT_UNMAP: -1,
+}
+_OLDER_STATES = {"active_pending_free": "active_awaiting_free"}  # before torch 2.1
+
+
+class Malformed(Exception):
+    """Not a snapshot; the text completes "FILE is not a memory snapshot: "."""
+
+
+def parse(root: Any, entries_max: int) -> Snapshot:
+    """Raises Malformed.
+
+    `entries_max`: of blocks and events together. A file has at least a byte for each, unless it repeats the same list.
+    """
+    if type(root) is list:  # torch.cuda.memory_snapshot() alone
+        root = {"segments": root}
+    if type(root) is not dict or "segments" not in root:
+        raise Malformed("it has no segments")
+    segments = _list(root["segments"], "segments")
+    traces = [_list(each, "the events of a device") for each in _list(root.get("device_traces", []), "device_traces")]
+    if len(traces) > DEVICES_MAX:
+        raise Malformed(f"it has events of {len(traces):,} devices")
+    blocks = sum(len(_list(_dict(each, "a segment").get("blocks"), "blocks")) for each in segments)
+    if len(segments) + blocks + sum(map(len, traces)) > entries_max:
+        raise Malformed("it has more entries than bytes")
+    lines, marks = Lines(), _Marks()
+    by_device: dict[int, list[Segment]] = {}
+    for raw in segments:
+        number = _number(raw, "device", 0)
+        if number >= DEVICES_MAX:
+            raise Malformed(f"it has a device {number:,}")
+        by_device.setdefault(number, []).append(_segment(raw, lines))
+    settings = _settings(root.get("allocator_settings", {}))
+    devices = []
+    for number in sorted(by_device.keys() | {n for n, events in enumerate(traces) if events}):
+        own = sorted(by_device.get(number, ()), key=lambda segment: segment.address)
+        events = traces[number] if number < len(traces) else []
+        devices.append(_device(number, own, events, settings, lines, marks))
+    if not devices:
+        raise Malformed("it has neither a segment nor an event; was it written before anything was allocated?")
+    return Snapshot(tuple(devices), lines.texts, tuple(marks.numbers), settings)
+
+
+class _Marks:
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def of(self, event: dict[str, Any]) -> int:
+        mark = event.get("user_metadata", "")
+        if type(mark) is not str:
+            raise Malformed("user_metadata is no text")
+        return self.numbers.setdefault(mark[:200], len(self.numbers)) if mark else UNKNOWN
+
+
+# ------------------------------------------------------------------------------------------------------------ segments
+
+
+def _segment(raw: dict[str, Any], lines: Lines) -> Segment:
+    address, size = _address(raw, "address"), _number(raw, "total_size")
+    blocks, at = [], address
+    for each in raw["blocks"]:
+        block = _block(_dict(each, "a block"), at, lines)
+        blocks.append(block)
+        at += block.size
+    if at - address > size:
+        raise Malformed("a segment's blocks are larger than the segment")
+    pool = raw.get("segment_pool_id", (0, 0))
+    return Segment(
+        address,
+        size,
+        _address(raw, "stream", 0),
+        raw.get("segment_type") == "small",
+        pool not in ((0, 0), [0, 0]),
+        raw.get("is_expandable") is True,
+        tuple(blocks),
+    )
+
+
+def _block(raw: dict[str, Any], at: int, lines: Lines) -> Block:
+    """`at`: its address where the file has none (before torch 2.1)."""
+    state = raw.get("state")
+    if type(state) is not str or (state := _OLDER_STATES.get(state, state)) not in STATES:
+        raise Malformed("a block's state is none of torch's")
+    size = _number(raw, "size")
+    frames, requested = raw.get("frames", []), _number(raw, "requested_size", size)
+    history = raw.get("history")
+    if "frames" not in raw and history:  # torch 2.0
+        newest = _dict(_list(history, "history")[0], "history")
+        frames, requested = newest.get("frames", []), _number(newest, "real_size", size)
+    if state == INACTIVE:
+        return Block(_address(raw, "address", at), size, 0, INACTIVE)
+    return Block(_address(raw, "address", at), size, requested, state, _line(lines, frames))
+
+
+def _line(lines: Lines, frames: Any) -> int:
+    try:
+        return lines.of(frames)
+    except NotFrames:
+        raise Malformed("a stack is not made of frames") from None
+
+
+def _settings(raw: Any) -> dict[str, str]:
+    """As texts. A nested one (roundup_power2_divisions) as "256:4,512:4", left out if all of its values are 0."""
+    found = {}
+    for key, value in _dict(raw, "allocator_settings").items():
+        if type(value) is dict:
+            value = ",".join(f"{k}:{v}" for k, v in value.items() if type(v) is int and type(k) is str and v) or None
+        if type(key) is str and type(value) in (str, int, float, bool):
+            found[key[:200]] = str(value)[:1000]
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- events
+
+
+def _device(
+    index: int, segments: list[Segment], events: list[Any], settings: dict[str, str], lines: Lines, marks: _Marks
+) -> Device:
+    used = {block.address: block for segment in segments for block in segment.blocks if block.state != INACTIVE}
+    known = _Events(lines, marks)
+    for event in events:
+        known.take(event)
+    if not known.codes:
+        return Device(index, tuple(segments), None, array("q"), array("q"), {}, 0)
+    lost = 0
+    for address, (number, requested) in known.alive.items():
+        if address not in used:
+            lost += requested
+        elif number >= 0 and known.lines[number] == UNKNOWN:
+            known.lines[number] = used[address].line
+    for address, block in used.items():
+        if address not in known.alive:
+            known.before(address, block.requested, block.line)
+    return known.device(index, segments, settings, used, lost)
+
+
+class _Events:
+    """One device's events, in columns. A block that was there before the first one has a negative number until all are
+    known: −1, −2, … in the order in which they were met."""
+
+    def __init__(self, lines: Lines, marks: _Marks) -> None:
+        self._lines, self._marks = lines, marks
+        self.codes, self.ids = array("B"), array("q")
+        self.bytes, self.streams = array("q"), array("q")
+        self.lines, self.marks = array("q"), array("q")
+        self.alive: dict[int, tuple[int, int]] = {}  # by address: number, requested bytes
+        self._started: list[tuple[int, int, int]] = []  # address, requested bytes, line
+        self._stream_numbers = {0: 0}
+
+    def take(self, event: Any) -> None:
+        action = _dict(event, "an event").get("action")
+        code = _CODES.get(action) if type(action) is str else None
+        if code is None:
+            if type(action) is not str:
+                raise Malformed("an event has no action")
+            return  # "annotate", and what newer versions add
+        size, number = _number(event, "size", 0), -1
+        if code <= actions.FREE_COMPLETED:
+            address = _address(event, "addr")
+            if code == actions.ALLOC:
+                if address in self.alive:  # its free is missing
+                    self._append(actions.FREE_COMPLETED, *self.alive.pop(address), 0)
+                number = len(self.lines)
+                self.lines.append(_line(self._lines, event.get("frames", [])))
+                self.marks.append(self._marks.of(event))
+                self.alive[address] = number, size
+            else:
+                if address not in self.alive:
+                    self.before(address, size, UNKNOWN)
+                # the bytes of the allocation: sums stay those of torch's figures
+                number, size = self.alive[address]
+                if code == actions.FREE_COMPLETED:
+                    del self.alive[address]
+        self._append(code, number, size, _address(event, "stream", 0))
+
+    def before(self, address: int, requested: int, line: int) -> None:
+        self._started.append((address, requested, line))
+        self.alive[address] = -len(self._started), requested
+
+    def _append(self, code: int, number: int, size: int, stream: int) -> None:
+        self.codes.append(code)
+        self.ids.append(number)
+        self.bytes.append(size)
+        self.streams.append(self._stream_numbers.setdefault(stream, len(self._stream_numbers)))
+
+    def device(
+        self, index: int, segments: list[Segment], settings: dict[str, str], used: dict[int, Block], lost: int
+    ) -> Device:
+        count = len(self._started)
+        order = sorted(range(count), key=lambda at: self._started[at][0])
+        place = {-1 - at: number for number, at in enumerate(order)}  # the numbers of those that were there come first
+
+        def final(number: int) -> int:
+            return place[number] if number < 0 else number + count
+
+        blocks = {actions.ALLOC, actions.FREE_REQUESTED, actions.FREE_COMPLETED}
+        ids = array("q", (final(n) if code in blocks else -1 for code, n in zip(self.codes, self.ids, strict=True)))
+        start = tuple((number, self._started[at][1]) for number, at in enumerate(order))
+        trace = Trace(start, self.codes, ids, self.bytes, self.streams, settings, None)
+        trace = Trace(
+            start, self.codes, ids, self.bytes, self.streams, settings, _figures(trace, segments, used.values())
+        )
+        return Device(
+            index,
+            tuple(segments),
+            trace,
+            array("q", (self._started[at][2] for at in order)) + self.lines,
+            array("q", [UNKNOWN]) * count + self.marks,
+            {address: final(number) for address, (number, _) in self.alive.items() if address in used},
+            lost,
+        )
+
+
+def _figures(trace: Trace, segments: list[Segment], used: Iterable[Block]) -> Figures | None:
+    """None if the events of segments and the segments disagree."""
+    requested = requested_peak = sum(requested for _, requested in trace.start)
+    reserved = lowest = highest = 0  # relative to the start
+    for code, size in zip(trace.codes, trace.bytes, strict=True):
+        if code == actions.ALLOC:
+            requested += size
+            requested_peak = max(requested_peak, requested)
+        elif code == actions.FREE_COMPLETED:
+            requested -= size
+        elif code in _SEGMENT_SIGNS:
+            reserved += _SEGMENT_SIGNS[code] * size
+            lowest, highest = min(lowest, reserved), max(highest, reserved)
+    end = sum(segment.size for segment in segments)
+    start = end - reserved
+    if max(requested_peak, start + highest) > TOTAL_MAX:
+        raise Malformed("its events add up to more bytes than any device has")
+    if start + lowest < 0:
+        return None
+    allocated = sum(block.size for block in used if block.state == ALLOCATED)
+    return Figures(requested_peak, requested, allocated, start, start + highest, end, len(segments))
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if type(value) is not list:
+        raise Malformed(f"{name}: a list is expected")
+    return value
+
+
+def _dict(value: Any, name: str) -> dict[Any, Any]:
+    if type(value) is not dict:
+        raise Malformed(f"{name}: a dict is expected")
+    return value
+
+
+def _number(entry: dict[Any, Any], key: str, default: int | None = None) -> int:
+    value = entry.get(key, default)
+    if type(value) is not int or not 0 <= value <= BYTES_MAX:
+        raise Malformed(f"{key} is no number of bytes")
+    return value
+
+
+def _address(entry: dict[Any, Any], key: str, default: int | None = None) -> int:
+    value = entry.get(key, default)
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise Malformed(f"{key} is no address")
+    return value
