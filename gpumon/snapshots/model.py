@@ -49,7 +49,7 @@ class Device(msgspec.Struct, frozen=True):
     lines: array[int]
     """typecode q: the line that allocated it, in Snapshot.lines"""
     marks: array[int]
-    """typecode q: the user's metadata as it was allocated, in Snapshot.marks"""
+    """typecode q: the user's metadata as it was allocated, else the innermost annotation; in Snapshot.marks"""
     ends: Mapping[int, int]
     """id of each block that is in use at the end, by its address"""
     lost: int

@@ -13,6 +13,7 @@ Cost. Some µs an event.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,9 +54,10 @@ def parse(root: Any, entries_max: int) -> Snapshot:
     if len(traces) > DEVICES_MAX:
         raise Malformed(f"it has events of {len(traces):,} devices")
     blocks = sum(len(_list(_dict(each, "a segment").get("blocks"), "blocks")) for each in segments)
-    if len(segments) + blocks + sum(map(len, traces)) > entries_max:
+    annotations = _list(root.get("external_annotations", []), "external_annotations")
+    if len(segments) + blocks + sum(map(len, traces)) + len(annotations) > entries_max:
         raise Malformed("it has more entries than bytes")
-    lines, marks = Lines(), _Marks()
+    lines, marks = Lines(), _Marks(annotations)
     by_device: dict[int, list[Segment]] = {}
     for raw in segments:
         number = _number(raw, "device", 0)
@@ -74,13 +76,34 @@ def parse(root: Any, entries_max: int) -> Snapshot:
 
 
 class _Marks:
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+    """What the program was doing as it allocated: its user_metadata, else the innermost annotation around that time."""
 
-    def of(self, event: dict[str, Any]) -> int:
+    def __init__(self, annotations: list[Any]) -> None:
+        self.numbers: dict[str, int] = {}
+        self._times: dict[int, list[int]] = {}  # by device: when the innermost annotation changed
+        self._names: dict[int, list[str]] = {}
+        opened: dict[int, list[str]] = {}
+        for raw in annotations:
+            each = _dict(raw, "an annotation")
+            name, device, at = each.get("name"), _number(each, "device", 0), _unsigned(each, "time_us", 0)
+            if type(name) is not str:
+                raise Malformed("an annotation has no name")
+            inside = opened.setdefault(device, [])
+            if each.get("stage") == "START":
+                inside.append(name)
+            elif inside:  # ends in another order are those of other threads
+                inside.pop()
+            times = self._times.setdefault(device, [])
+            times.append(max(at, times[-1]) if times else at)
+            self._names.setdefault(device, []).append(inside[-1] if inside else "")
+
+    def of(self, event: dict[str, Any], device: int) -> int:
         mark = event.get("user_metadata", "")
         if type(mark) is not str:
             raise Malformed("user_metadata is no text")
+        if not mark and device in self._times and "time_us" in event:
+            place = bisect_right(self._times[device], _unsigned(event, "time_us"))
+            mark = self._names[device][place - 1] if place else ""
         return self.numbers.setdefault(mark[:200], len(self.numbers)) if mark else UNKNOWN
 
 
@@ -88,7 +111,7 @@ class _Marks:
 
 
 def _segment(raw: dict[str, Any], lines: Lines) -> Segment:
-    address, size = _address(raw, "address"), _number(raw, "total_size")
+    address, size = _unsigned(raw, "address"), _number(raw, "total_size")
     blocks, at = [], address
     for each in raw["blocks"]:
         block = _block(_dict(each, "a block"), at, lines)
@@ -100,7 +123,7 @@ def _segment(raw: dict[str, Any], lines: Lines) -> Segment:
     return Segment(
         address,
         size,
-        _address(raw, "stream", 0),
+        _unsigned(raw, "stream", 0),
         raw.get("segment_type") == "small",
         pool not in ((0, 0), [0, 0]),
         raw.get("is_expandable") is True,
@@ -120,8 +143,8 @@ def _block(raw: dict[str, Any], at: int, lines: Lines) -> Block:
         newest = _dict(_list(history, "history")[0], "history")
         frames, requested = newest.get("frames", []), _number(newest, "real_size", size)
     if state == INACTIVE:
-        return Block(_address(raw, "address", at), size, 0, INACTIVE)
-    return Block(_address(raw, "address", at), size, requested, state, _line(lines, frames))
+        return Block(_unsigned(raw, "address", at), size, 0, INACTIVE)
+    return Block(_unsigned(raw, "address", at), size, requested, state, _line(lines, frames))
 
 
 def _line(lines: Lines, frames: Any) -> int:
@@ -149,7 +172,7 @@ def _device(
     index: int, segments: list[Segment], events: list[Any], settings: dict[str, str], lines: Lines, marks: _Marks
 ) -> Device:
     used = {block.address: block for segment in segments for block in segment.blocks if block.state != INACTIVE}
-    known = _Events(lines, marks)
+    known = _Events(index, lines, marks)
     for event in events:
         known.take(event)
     if not known.codes:
@@ -163,15 +186,15 @@ def _device(
     for address, block in used.items():
         if address not in known.alive:
             known.before(address, block.requested, block.line)
-    return known.device(index, segments, settings, used, lost)
+    return known.device(segments, settings, used, lost)
 
 
 class _Events:
     """One device's events, in columns. A block that was there before the first one has a negative number until all are
     known: −1, −2, … in the order in which they were met."""
 
-    def __init__(self, lines: Lines, marks: _Marks) -> None:
-        self._lines, self._marks = lines, marks
+    def __init__(self, index: int, lines: Lines, marks: _Marks) -> None:
+        self._index, self._lines, self._marks = index, lines, marks
         self.codes, self.ids = array("B"), array("q")
         self.bytes, self.streams = array("q"), array("q")
         self.lines, self.marks = array("q"), array("q")
@@ -188,13 +211,13 @@ class _Events:
             return  # "annotate", and what newer versions add
         size, number = _number(event, "size", 0), -1
         if code <= actions.FREE_COMPLETED:
-            address = _address(event, "addr")
+            address = _unsigned(event, "addr")
             if code == actions.ALLOC:
                 if address in self.alive:  # its free is missing
                     self._append(actions.FREE_COMPLETED, *self.alive.pop(address), 0)
                 number = len(self.lines)
                 self.lines.append(_line(self._lines, event.get("frames", [])))
-                self.marks.append(self._marks.of(event))
+                self.marks.append(self._marks.of(event, self._index))
                 self.alive[address] = number, size
             else:
                 if address not in self.alive:
@@ -203,7 +226,7 @@ class _Events:
                 number, size = self.alive[address]
                 if code == actions.FREE_COMPLETED:
                     del self.alive[address]
-        self._append(code, number, size, _address(event, "stream", 0))
+        self._append(code, number, size, _unsigned(event, "stream", 0))
 
     def before(self, address: int, requested: int, line: int) -> None:
         self._started.append((address, requested, line))
@@ -215,9 +238,7 @@ class _Events:
         self.bytes.append(size)
         self.streams.append(self._stream_numbers.setdefault(stream, len(self._stream_numbers)))
 
-    def device(
-        self, index: int, segments: list[Segment], settings: dict[str, str], used: dict[int, Block], lost: int
-    ) -> Device:
+    def device(self, segments: list[Segment], settings: dict[str, str], used: dict[int, Block], lost: int) -> Device:
         count = len(self._started)
         order = sorted(range(count), key=lambda at: self._started[at][0])
         place = {-1 - at: number for number, at in enumerate(order)}  # the numbers of those that were there come first
@@ -233,7 +254,7 @@ class _Events:
             start, self.codes, ids, self.bytes, self.streams, settings, _figures(trace, segments, used.values())
         )
         return Device(
-            index,
+            self._index,
             tuple(segments),
             trace,
             array("q", (self._started[at][2] for at in order)) + self.lines,
@@ -288,8 +309,8 @@ def _number(entry: dict[Any, Any], key: str, default: int | None = None) -> int:
     return value
 
 
-def _address(entry: dict[Any, Any], key: str, default: int | None = None) -> int:
+def _unsigned(entry: dict[Any, Any], key: str, default: int | None = None) -> int:
     value = entry.get(key, default)
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise Malformed(f"{key} is no address")
+        raise Malformed(f"{key} is no number of 64 bits")
     return value

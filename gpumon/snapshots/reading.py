@@ -26,7 +26,7 @@ from gpumon.snapshots.model import Device, Segment, Snapshot
 from gpumon.snapshots.parsing import Malformed, parse
 from gpumon.snapshots.trace import Figures, Trace
 
-MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 29, 8
+MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 29, 16
 """A snapshot needs four to six times its size as Python objects."""
 TIME_BASE_S, BYTES_PER_S = 30, 2 << 20
 """Processor time; files are read at ten times this rate on a slow core."""
@@ -72,7 +72,9 @@ def read(path: Path) -> Snapshot:
             if not head:
                 raise Unreadable(f"{path} is empty")
             if head[0] != pickle.PROTO[0] or len(head) < 2:
-                raise Unreadable(f"{path} {_NOT_ONE}: torch.cuda.memory._dump_snapshot writes a pickle, and this is none")
+                raise Unreadable(
+                    f"{path} {_NOT_ONE}: torch.cuda.memory._dump_snapshot writes a pickle, and this is none"
+                )
             command = [sys.executable, "-c", _CHILD, *sys.path]
             child = subprocess.run(command, stdin=file, capture_output=True, check=False)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Which line of a program allocated a block: one frame of the stack that torch recorded.
 
 Rule. The innermost Python frame that is neither torch's, nor an installed package's, nor the standard library's. Else,
-for autograd's threads, which have no Python frames: the function whose backward allocated ("AddmmBackward0"). Else the
-innermost Python frame, and else the innermost frame that is not the unwinder's.
+for autograd's threads, which have no Python frames: the function whose backward allocated ("AddmmBackward0"), or the
+operator ("sum_dim_IntList"). Else the innermost Python frame, and else the innermost frame that is not the unwinder's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INSTALLED = re.compile(
     r"|/torch/(nn|optim|autograd|utils|cuda|distributed|amp|fx|func|_\w+)[/.]"  # torch, built where it was checked out
     r"|^<(frozen |eval_with_key|__array_function__)"
 )
-_BACKWARD = re.compile(r"::(\w+)::apply\(")
+_NATIVE = ((re.compile(r"::(\w+)::apply\("), "backward"), (re.compile(r"at::_ops::(\w+)::call\("), "operator"))
 _UNWINDER = ("??", "torch::unwind::unwind", "torch::CapturedTraceback::gather")
 _USERS, _PYTHON, _OTHER, _NONE = range(4)
 
@@ -55,10 +55,10 @@ class Lines:
             elif rank == _OTHER:
                 other = other or frame
         if python is None:
-            for frame in frames:
-                found = _BACKWARD.search(frame["name"])
-                if found:
-                    return self._number(f"{found[1]} (backward)")
+            for names, kind in _NATIVE:
+                for frame in frames:
+                    if found := names.search(frame["name"]):
+                        return self._number(f"{found[1]} ({kind})")
         best = python or other or (frames[0] if frames else None)
         return UNKNOWN if best is None else self._number(_text(best))
 
