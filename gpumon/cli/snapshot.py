@@ -140,7 +140,7 @@ def _free(device: DeviceSummary) -> Iterator[str]:
     if device.pinned:
         free = sum(each.free for each in device.pinned)
         yield ""
-        yield f"Pinned: {size(free)} are free in {len(device.pinned):,} segments that few blocks keep"
+        yield f"Pinned: {size(free)} are free in {len(device.pinned):,} segments, more than half free, that blocks keep"
         yield f"  {'largest block from':<{NAME - 14}}{'blocks':>{COUNT}}{'they hold':>{FIGURE}}{'free':>{FIGURE}}"
         for each in device.pinned[:SHOWN]:
             name = _fitted(each.line, NAME - 15)

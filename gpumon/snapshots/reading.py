@@ -28,11 +28,13 @@ from gpumon.snapshots.trace import Figures, Trace
 
 MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 29, 16
 """A snapshot needs four to six times its size as Python objects."""
-TIME_BASE_S, BYTES_PER_S = 30, 2 << 20
+TIME_BASE_S, BYTES_PER_S = 5, 2 << 20
 """Processor time; files are read at ten times this rate on a slow core."""
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from gpumon.snapshots.reading import main; main()"
 """The child uses this process's sys.path, not the current directory."""
 _NOT_ONE = "is not a memory snapshot"
+_BROKEN = "its pickle is broken"
+_TOO_MUCH = f"{_NOT_ONE}: reading it took more memory or time than any snapshot of its size"
 
 
 class Unreadable(Exception):
@@ -79,8 +81,11 @@ def read(path: Path) -> Snapshot:
             child = subprocess.run(command, stdin=file, capture_output=True, check=False)
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from None
+    if child.returncode > 0:
+        why = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise Unreadable(f"{path}: the process that reads it failed ({why})")
     if child.returncode:
-        raise Unreadable(f"{path} {_NOT_ONE}: reading it took more memory or time than any snapshot of its size")
+        raise Unreadable(f"{path} {_TOO_MUCH}")  # killed by a limit, or by what the pickle does to the interpreter
     answer = msgspec.msgpack.decode(child.stdout, type=_Answer)
     if answer.why is not None:
         raise Unreadable(f"{path} {answer.why}")
@@ -122,17 +127,24 @@ class _Values(pickle.Unpickler):
 def main() -> None:
     """Reads the snapshot on stdin, and writes an _Answer to stdout."""
     size = os.fstat(0).st_size
-    memory = MEMORY_BASE_BYTES + MEMORY_PER_BYTE * size
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    seconds = TIME_BASE_S + size // BYTES_PER_S
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, MEMORY_BASE_BYTES + MEMORY_PER_BYTE * size)
+    _limit(resource.RLIMIT_CPU, TIME_BASE_S + size // BYTES_PER_S)
+    _limit(resource.RLIMIT_CORE, 0)
     gc.disable()  # nothing is freed before the end, and looking for it takes longer than reading
     with os.fdopen(0, "rb") as file:
-        answer = _answer(file, size)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(answer))
+        try:
+            said = msgspec.msgpack.encode(_answer(file, size))
+        except MemoryError:
+            said = msgspec.msgpack.encode(_Answer(_TOO_MUCH))
+    sys.stdout.buffer.write(said)
     sys.stdout.flush()
     os._exit(0)  # without freeing millions of objects one by one
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, hard))
 
 
 def _answer(file: IO[bytes], size: int) -> _Answer:
@@ -146,16 +158,11 @@ def _answer(file: IO[bytes], size: int) -> _Answer:
         return _Answer("is cut off: its end is missing")
     except Malformed as error:
         return _Answer(f"{_NOT_ONE}: {error}")
-    except MemoryError:
-        return _Answer(f"{_NOT_ONE}: reading it took more memory than any snapshot of its size")
     except pickle.UnpicklingError as error:
         return _Answer("is cut off: its end is missing" if "truncated" in str(error) else f"{_NOT_ONE}: {_BROKEN}")
     except (AttributeError, ImportError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         return _Answer(f"{_NOT_ONE}: {_BROKEN}")  # what pickle raises for opcodes in the wrong place
     return _Answer(None, tuple(map(_columns, found.devices)), found.lines, found.marks, dict(found.settings))
-
-
-_BROKEN = "its pickle is broken"
 
 
 def _columns(device: Device) -> _Columns:

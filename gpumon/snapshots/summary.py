@@ -118,7 +118,7 @@ def summarize(snapshot: Snapshot) -> tuple[DeviceSummary, ...]:
 def _device(snapshot: Snapshot, device: Device) -> DeviceSummary:
     totals = blocks.allocator(map(_as_wire, device.segments)).totals
     end = _moment(_at_end(snapshot, device), totals.reserved)
-    pinned = tuple(sorted(_pinned(snapshot, device.segments), key=lambda each: -each.free))
+    pinned = tuple(sorted(_pinned(snapshot, device), key=lambda each: -each.free))
     alike = _alike(end.uses)
     event, peak, failed = None, None, _failed(device)
     trace = device.trace
@@ -306,11 +306,13 @@ def _as_wire(segment: Segment) -> wire.Segment:
     )
 
 
-def _pinned(snapshot: Snapshot, segments: Iterable[Segment]) -> Iterator[Pinned]:
-    for segment in segments:
+def _pinned(snapshot: Snapshot, device: Device) -> Iterator[Pinned]:
+    started = 0 if device.trace is None else len(device.trace.start)  # the first ids are those of blocks before events
+    for segment in device.segments:
         used: list[Block] = [block for block in segment.blocks if block.state != INACTIVE]
         held = sum(block.size for block in used)
         if used and 2 * held < segment.size and not segment.expandable:  # expandable ones return pages, not segments
             largest = max(used, key=lambda block: block.size)
-            line = _line(snapshot, largest.line, NO_LINE)
+            before = device.ends.get(largest.address, started) < started
+            line = _line(snapshot, largest.line, BEFORE if before else NO_LINE)
             yield Pinned(segment.size, segment.size - held, len(used), held, line)
