@@ -134,18 +134,22 @@ def _free(device: DeviceSummary) -> Iterator[str]:
         (totals.unused, "in unused segments"),
     )
     yield ""
-    yield f"Reserved at the end: {size(totals.reserved)} in {totals.segments:,} segments"
+    yield f"Reserved at the end: {size(totals.reserved)} in {_segments(totals.segments)}"
     yield from (f"  {size(number):>{FIGURE}} {kind}" for number, kind in kinds)
     yield f"  fragmentation {percent(totals.fragmentation)}, largest free block {size(totals.largest_free)}"
     if device.pinned:
         free = sum(each.free for each in device.pinned)
         yield ""
-        yield f"Pinned: {size(free)} are free in {len(device.pinned):,} segments, more than half free, that blocks keep"
+        yield f"Pinned: {size(free)} are free in {_segments(len(device.pinned))}, more than half free, that blocks keep"
         yield f"  {'largest block from':<{NAME - 14}}{'blocks':>{COUNT}}{'they hold':>{FIGURE}}{'free':>{FIGURE}}"
         for each in device.pinned[:SHOWN]:
             name = _fitted(each.line, NAME - 15)
             yield f"  {name:<{NAME - 14}}{each.blocks:>{COUNT},}{size(each.held):>{FIGURE}}{size(each.free):>{FIGURE}}"
         yield from _more(len(device.pinned))
+
+
+def _segments(number: int) -> str:
+    return f"{number:,} segment{'' if number == 1 else 's'}"
 
 
 def _table(title: str, parts: Sequence[Part]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from gpumon.analysis.units import exact, percent, size
-from gpumon.snapshots.summary import DeviceSummary, Moment, Part, Use, parts
+from gpumon.snapshots.summary import DeviceSummary, Moment, Part, Use, parts, short
 
 Kind = Literal["line", "size", "mark"]
 
@@ -80,7 +80,7 @@ def _answer(when: str, found: MomentChange) -> str:
         how = "higher"
     said = f"Requested at the {when} is {how} in B: {size(before)} → {size(after)}"
     first = next((change for change in found.changes if change.kind == "line"), None)
-    return said + (f"; most: {first.name} ({size(first.bytes, sign=True)})" if first else "")
+    return said + (f"; most: {short(first.name)} ({size(first.bytes, sign=True)})" if first else "")
 
 
 def _moment(one: Moment, other: Moment) -> MomentChange:

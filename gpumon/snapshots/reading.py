@@ -69,7 +69,7 @@ def read(path: Path) -> Snapshot:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for its writer
         with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Unreadable(f"{path} is no file")
+                raise Unreadable(f"{path} is not a regular file")
             head = os.pread(fd, 2, 0)
             if not head:
                 raise Unreadable(f"{path} is empty")

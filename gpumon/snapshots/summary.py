@@ -37,7 +37,7 @@ _CLASSES = (
 
 
 class Use(msgspec.Struct, frozen=True):
-    """One block in use. `event`, numbered from 0: the one that allocated it; None: before the first event, or no events."""
+    """One block in use. `event`, counted from 0: the one that allocated it; None: it was there before; or unknown."""
 
     bytes: int  # requested
     line: str
