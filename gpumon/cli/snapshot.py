@@ -100,7 +100,7 @@ def _lines(device: DeviceSummary, named: bool) -> Iterator[str]:
             gap = device.peak.reserved - device.peak.requested
             share = percent(gap / device.peak.reserved) if device.peak.reserved else "0 %"
             yield ""
-            yield f"Reserved − requested at the peak: {size(gap)} ({share} of reserved): free blocks and rounding"
+            yield f"Reserved − requested at the peak: {size(gap)} ({share}), free blocks and rounding"
     yield from _table("In use at the end, by source line", device.end.by_line)
     yield from _uses(device)
     yield from _free(device)

@@ -76,10 +76,15 @@ def parse(root: Any, entries_max: int) -> Snapshot:
 
 
 class _Marks:
-    """What the program was doing as it allocated: its user_metadata, else the innermost annotation around that time."""
+    """What the program was doing as it allocated: its user_metadata, else the innermost annotation around that time.
+
+    Metadata belongs to a thread. What autograd's threads allocate has that of the newest event with any: the thread
+    that called backward waits for them.
+    """
 
     def __init__(self, annotations: list[Any]) -> None:
         self.numbers: dict[str, int] = {}
+        self._newest: dict[int, str] = {}  # by device
         self._times: dict[int, list[int]] = {}  # by device: when the innermost annotation changed
         self._names: dict[int, list[str]] = {}
         opened: dict[int, list[str]] = {}
@@ -97,10 +102,14 @@ class _Marks:
             times.append(max(at, times[-1]) if times else at)
             self._names.setdefault(device, []).append(inside[-1] if inside else "")
 
-    def of(self, event: dict[str, Any], device: int) -> int:
+    def of(self, event: dict[str, Any], device: int, by_autograd: bool) -> int:
         mark = event.get("user_metadata", "")
         if type(mark) is not str:
             raise Malformed("user_metadata is no text")
+        if mark:
+            self._newest[device] = mark
+        elif by_autograd:
+            mark = self._newest.get(device, "")
         if not mark and device in self._times and "time_us" in event:
             place = bisect_right(self._times[device], _unsigned(event, "time_us"))
             mark = self._names[device][place - 1] if place else ""
@@ -216,8 +225,9 @@ class _Events:
                 if address in self.alive:  # its free is missing
                     self._append(actions.FREE_COMPLETED, *self.alive.pop(address), 0)
                 number = len(self.lines)
-                self.lines.append(_line(self._lines, event.get("frames", [])))
-                self.marks.append(self._marks.of(event, self._index))
+                line = _line(self._lines, event.get("frames", []))
+                self.lines.append(line)
+                self.marks.append(self._marks.of(event, self._index, line in self._lines.native))
                 self.alive[address] = number, size
             else:
                 if address not in self.alive:

@@ -34,6 +34,8 @@ class Lines:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._ranks: dict[int, int] = {}
+        self.native: set[int] = set()
+        """the lines of stacks without a Python frame: allocated by a thread of autograd's"""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -58,7 +60,9 @@ class Lines:
             for names, kind in _NATIVE:
                 for frame in frames:
                     if found := names.search(frame["name"]):
-                        return self._number(f"{found[1]} ({kind})")
+                        number = self._number(f"{found[1]} ({kind})")
+                        self.native.add(number)
+                        return number
         best = python or other or (frames[0] if frames else None)
         return UNKNOWN if best is None else self._number(_text(best))
 

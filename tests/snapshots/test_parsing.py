@@ -137,6 +137,17 @@ def test_a_mark_is_the_metadata_or_else_the_innermost_annotation_of_that_time() 
     assert marks == [None, "step", "inner", "step", None, "mine"]
 
 
+def test_what_autograd_allocates_has_the_mark_of_the_thread_that_waits_for_it() -> None:
+    backward, mine = [frame("a.so", 1, "torch::autograd::MulBackward0::apply(int)")], [frame("/my/train.py")]
+    made = ((backward, ""), (mine, "step 1"), (backward, ""), (mine, ""), (backward, ""), ([], ""))
+    events = [
+        event("alloc", BASE + n * MIB, MIB, frames=frames, user_metadata=mark) for n, (frames, mark) in enumerate(made)
+    ]
+    snapshot = parsed(content([segment(*(block(MIB) for _ in made))], events))
+    marks = [snapshot.marks[each] if each != UNKNOWN else None for each in snapshot.devices[0].marks]
+    assert marks == [None, "step 1", "step 1", None, "step 1", None]
+
+
 def test_settings_are_texts() -> None:
     raw = {
         "expandable_segments": True,
