@@ -45,6 +45,9 @@ def command(file: Path, other: Path | None, index: int | None, as_json: bool) ->
             say_json(_stated(file, snapshot, devices))
             return
         say("\n\n".join("\n".join(_lines(each, len(devices) > 1)) for each in devices))
+        if snapshot.taken is not None:
+            step, phase = snapshot.taken
+            say(f"\nTaken by gpumon in step {step:,}{f', {phase}' if phase else ''}")
         if said := snapshot.settings.get("PYTORCH_CUDA_ALLOC_CONF"):
             say(f"\nAllocator settings: {said}")
         return
@@ -181,6 +184,7 @@ def _stated(file: Path, snapshot: Snapshot, devices: Sequence[DeviceSummary]) ->
         "type": "snapshot",
         "file": str(file),
         "settings": dict(snapshot.settings),
+        "taken": None if snapshot.taken is None else dict(zip(("step", "phase"), snapshot.taken, strict=True)),
         "devices": [_stated_device(msgspec.to_builtins(each)) for each in devices],
     }
 

@@ -63,3 +63,5 @@ class Snapshot(msgspec.Struct, frozen=True):
     marks: tuple[str, ...]
     settings: Mapping[str, str]
     """the allocator's; empty if the file has none"""
+    taken: tuple[int, str] | None = None
+    """the step and phase in which gpumon took it; None: somebody else did"""

@@ -72,7 +72,7 @@ def parse(root: Any, entries_max: int) -> Snapshot:
         devices.append(_device(number, own, events, settings, lines, marks))
     if not devices:
         raise Malformed("it has neither a segment nor an event; was it written before anything was allocated?")
-    return Snapshot(tuple(devices), lines.texts, tuple(marks.numbers), settings)
+    return Snapshot(tuple(devices), lines.texts, tuple(marks.numbers), settings, _taken(root.get("gpumon")))
 
 
 class _Marks:
@@ -161,6 +161,16 @@ def _line(lines: Lines, frames: Any) -> int:
         return lines.of(frames)
     except NotFrames:
         raise Malformed("a stack is not made of frames") from None
+
+
+def _taken(raw: Any) -> tuple[int, str] | None:
+    """As gpumon_agent.oom.memory_viz writes it."""
+    if raw is None:
+        return None
+    phase = _dict(raw, "gpumon").get("phase")
+    if type(phase) is not str:
+        raise Malformed("gpumon: a step and a phase are expected")
+    return _number(raw, "step"), phase[:200]
 
 
 def _settings(raw: Any) -> dict[str, str]:

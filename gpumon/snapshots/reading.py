@@ -61,6 +61,7 @@ class _Answer(msgspec.Struct, frozen=True):
     lines: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     settings: dict[str, str] = msgspec.field(default_factory=dict)
+    taken: tuple[int, str] | None = None
 
 
 def read(path: Path) -> Snapshot:
@@ -90,7 +91,7 @@ def read(path: Path) -> Snapshot:
     if answer.why is not None:
         raise Unreadable(f"{path} {answer.why}")
     devices = tuple(_device(each, answer.settings) for each in answer.devices)
-    return Snapshot(devices, answer.lines, answer.marks, answer.settings)
+    return Snapshot(devices, answer.lines, answer.marks, answer.settings, answer.taken)
 
 
 def _device(each: _Columns, settings: dict[str, str]) -> Device:
@@ -162,7 +163,9 @@ def _answer(file: IO[bytes], size: int) -> _Answer:
         return _Answer("is cut off: its end is missing" if "truncated" in str(error) else f"{_NOT_ONE}: {_BROKEN}")
     except (AttributeError, ImportError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         return _Answer(f"{_NOT_ONE}: {_BROKEN}")  # what pickle raises for opcodes in the wrong place
-    return _Answer(None, tuple(map(_columns, found.devices)), found.lines, found.marks, dict(found.settings))
+    return _Answer(
+        None, tuple(map(_columns, found.devices)), found.lines, found.marks, dict(found.settings), found.taken
+    )
 
 
 def _columns(device: Device) -> _Columns:

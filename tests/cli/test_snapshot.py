@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from snapshot_files import BASE, MIB, block, content, event, frame, segment, write
 
 from gpumon.cli import main
+from gpumon_agent.oom import memory_viz
 
 HARM = "\x1b]52;c;aGk=\x07\u202e"
 
@@ -82,6 +83,7 @@ def test_json_has_every_figure(tmp_path: Path) -> None:
         "type": "snapshot",
         "file": str(path),
         "settings": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+        "taken": None,
     }
     lines = [
         {"name": "/my/train.py:1 forward", "bytes": 3 * MIB, "blocks": 1},
@@ -115,6 +117,13 @@ def test_json_has_every_figure(tmp_path: Path) -> None:
         "failed": [],
         "lost": 0,
     }
+
+
+def test_a_snapshot_of_gpumons_says_in_which_step_and_phase(tmp_path: Path) -> None:
+    made = content([segment(block(MIB))])
+    path = write(tmp_path / "a.pickle", {**made, **memory_viz.moment(1234, "backward")})
+    assert call(path).output.endswith("\n\nTaken by gpumon in step 1,234, backward\n")
+    assert json.loads(call(path, "--json").output)["taken"] == {"step": 1234, "phase": "backward"}
 
 
 def test_two_files_are_compared(tmp_path: Path) -> None:
