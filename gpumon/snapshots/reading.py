@@ -26,7 +26,7 @@ from gpumon.snapshots.model import Device, Segment, Snapshot
 from gpumon.snapshots.parsing import Malformed, parse
 from gpumon.snapshots.trace import Figures, Trace
 
-MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 29, 16
+MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 27, 16
 """A snapshot needs four to six times its size as Python objects."""
 TIME_BASE_S, BYTES_PER_S = 5, 2 << 20
 """Processor time; files are read at ten times this rate on a slow core."""

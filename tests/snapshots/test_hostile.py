@@ -128,8 +128,8 @@ def test_a_few_bytes_a_time_of_memory_are_enough_for_a_real_file_and_no_more(tmp
     (device,) = read(path).devices
     assert device.trace is not None
     assert len(device.trace.codes) == 400_000
-    # lists that hold nothing: 56 bytes and more for each two of the file
-    path.write_bytes(b"\x80\x02]" + b"]a" * 40_000_000 + b".")
+    # lists that hold nothing: 64 bytes each, 21 for each byte of the file
+    path.write_bytes(b"\x80\x02]" + b"]a]aN0" * 8_000_000 + b".")
     assert "more memory or time" in refused(path)
 
 

@@ -103,6 +103,7 @@ INSIDE = frame("/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 
     ("stack", "line"),
     [
         ([UNWINDER, CXX, INSIDE, frame("/my/model.py", 7), frame("/my/train.py", 9)], "/my/model.py:7 forward"),
+        ([frame("/opt/app/site-packages/x.py"), frame("/opt/app/x.py")], "/opt/app/x.py:1 forward"),
         ([INSIDE, frame("/usr/lib/python3.11/runpy.py"), frame("<stdin>", 3, "<module>")], "<stdin>:3 <module>"),
         ([frame("/src/torch/nn/functional.py"), frame("/src/torch/train.py", 2)], "/src/torch/train.py:2 forward"),
         ([frame("<frozen runpy>"), frame("<eval_with_key>.3"), INSIDE], "<frozen runpy>:1 forward"),
@@ -215,6 +216,12 @@ GOOD = segment(block(MIB))
 def test_what_is_no_snapshot_is_refused_in_a_sentence(root: Any, why: str) -> None:
     with pytest.raises(Malformed, match=why):
         parsed(root)
+
+
+def test_a_segment_of_a_pebibyte_is_read_and_none_above() -> None:
+    assert parsed(content([segment(block(1 << 50))])).devices[0].segments[0].size == 1 << 50
+    with pytest.raises(Malformed):
+        parsed(content([segment(block((1 << 50) + 1))]))
 
 
 def test_more_bytes_than_64_bits_hold_are_refused() -> None:

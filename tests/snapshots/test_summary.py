@@ -51,6 +51,31 @@ def test_the_peak_is_where_most_was_requested_and_what_was_in_use_then() -> None
     )
 
 
+def test_of_equal_peaks_the_first_counts_and_what_was_freed_before_does_not() -> None:
+    a, b = BASE, BASE + MIB
+    events = [
+        event("alloc", a, MIB, frames=TRAIN),
+        *freed(a, MIB),
+        event("alloc", a, 2 * MIB, frames=MODEL),
+        *freed(a, 2 * MIB),
+        event("alloc", b, 2 * MIB, frames=TRAIN),
+    ]
+    (found,) = summarized([segment(block(MIB, state="inactive"), block(2 * MIB))], events)
+    assert found.peak is not None
+    assert found.peak_event == 3
+    assert found.peak.by_line == (Part("/my/model.py:7 forward", 2 * MIB, 1),)
+
+
+def test_blocks_of_one_line_and_size_are_one_row_with_the_event_of_the_oldest() -> None:
+    blocks = [block(MIB, frames=MODEL) for _ in range(3)]
+    final = segment(*blocks)
+    first, *rest = [event("alloc", each["address"], MIB, frames=MODEL) for each in reversed(blocks)]
+    (found,) = summarized([final], [first, *rest])
+    assert found.oldest == found.largest == (Alike(MIB, "/my/model.py:7 forward", 3, 0),)
+    (found,) = summarized([final], rest)  # one of them was there before
+    assert found.largest == (Alike(MIB, "/my/model.py:7 forward", 3, None),)
+
+
 def test_the_end_is_what_the_blocks_say() -> None:
     found = a_step()
     assert found.end.requested == 18 * MIB
