@@ -41,7 +41,7 @@ class Malformed(Exception):
 
 
 def parse(root: Any, entries_max: int) -> Snapshot:
-    """Raises Malformed.
+    """Raises Malformed. Empties the lists of events, so that what is read makes room for what is kept.
 
     `entries_max`: of blocks and events together. A file has at least a byte for each, unless it repeats the same list.
     """
@@ -192,8 +192,9 @@ def _device(
 ) -> Device:
     used = {block.address: block for segment in segments for block in segment.blocks if block.state != INACTIVE}
     known = _Events(index, lines, marks)
-    for event in events:
-        known.take(event)
+    events.reverse()
+    while events:
+        known.take(events.pop())
     if not known.codes:
         return Device(index, tuple(segments), None, array("q"), array("q"), {}, 0)
     lost = 0

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import msgspec
 
@@ -171,6 +171,6 @@ def _answer(file: IO[bytes], size: int) -> _Answer:
 def _columns(device: Device) -> _Columns:
     trace = device.trace
     events = (trace.codes, trace.ids, trace.bytes, trace.streams) if trace is not None else (array("q"),) * 4
-    arrays = tuple(each.tobytes() for each in (*events, device.lines, device.marks))
+    arrays = tuple(cast(bytes, memoryview(each).cast("B")) for each in (*events, device.lines, device.marks))  # no copy
     start, recorded = (trace.start, trace.recorded) if trace is not None else (None, None)
     return _Columns(device.index, device.segments, start, arrays, dict(device.ends), device.lost, recorded)

@@ -29,7 +29,7 @@ class NotFrames(Exception):
 
 
 class Lines:
-    """The lines found so far, each with a number. Frames are remembered by identity: keep them alive."""
+    """The lines found so far, each with a number. Frames are remembered by identity: make none meanwhile."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
