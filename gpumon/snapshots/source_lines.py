@@ -17,6 +17,7 @@ TEXT_CHARS_MAX = 500
 _INSTALLED = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/"
     r"|/torch/(nn|optim|autograd|utils|cuda|distributed|amp|fx|func|_\w+)[/.]"  # torch, built where it was checked out
+    r"|/c[a-z2-7]{51}\.py$"  # torch.compile's output, named by its hash
     r"|^<(frozen |eval_with_key|__array_function__)"
 )
 _NATIVE = ((re.compile(r"::(\w+)::apply\("), "backward"), (re.compile(r"at::_ops::(\w+)::call\("), "operator"))

@@ -104,6 +104,7 @@ INSIDE = frame("/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 
     [
         ([UNWINDER, CXX, INSIDE, frame("/my/model.py", 7), frame("/my/train.py", 9)], "/my/model.py:7 forward"),
         ([frame("/opt/app/site-packages/x.py"), frame("/opt/app/x.py")], "/opt/app/x.py:1 forward"),
+        ([frame(f"/tmp/torchinductor_me/z3/c{'z3v4q' * 10}k.py"), frame("/my/train.py")], "/my/train.py:1 forward"),
         ([INSIDE, frame("/usr/lib/python3.11/runpy.py"), frame("<stdin>", 3, "<module>")], "<stdin>:3 <module>"),
         ([frame("/src/torch/nn/functional.py"), frame("/src/torch/train.py", 2)], "/src/torch/train.py:2 forward"),
         ([frame("<frozen runpy>"), frame("<eval_with_key>.3"), INSIDE], "<frozen runpy>:1 forward"),
