@@ -72,7 +72,13 @@ def parse(root: Any, entries_max: int) -> Snapshot:
         devices.append(_device(number, own, events, settings, lines, marks))
     if not devices:
         raise Malformed("it has neither a segment nor an event; was it written before anything was allocated?")
-    return Snapshot(tuple(devices), lines.texts, tuple(marks.numbers), settings, _taken(root.get("gpumon")))
+    taken = _taken(root.get("gpumon"))
+    return Snapshot(tuple(devices), tuple(map(text, lines.texts)), tuple(map(text, marks.numbers)), settings, taken)
+
+
+def text(raw: str) -> str:
+    """As UTF-8 can write it: a pickle may hold half characters."""
+    return raw.encode(errors="replace").decode()
 
 
 class _Marks:
@@ -170,7 +176,7 @@ def _taken(raw: Any) -> tuple[int, str] | None:
     phase = _dict(raw, "gpumon").get("phase")
     if type(phase) is not str:
         raise Malformed("gpumon: a step and a phase are expected")
-    return _number(raw, "step"), phase[:200]
+    return _number(raw, "step"), text(phase[:200])
 
 
 def _settings(raw: Any) -> dict[str, str]:
@@ -180,7 +186,7 @@ def _settings(raw: Any) -> dict[str, str]:
         if type(value) is dict:
             value = ",".join(f"{k}:{v}" for k, v in value.items() if type(v) is int and type(k) is str and v) or None
         if type(key) is str and type(value) in (str, int, float, bool):
-            found[key[:200]] = str(value)[:1000]
+            found[text(key[:200])] = text(str(value)[:1000])
     return found
 
 

@@ -68,6 +68,23 @@ def test_an_object_outside_of_the_file_is_refused(tmp_path: Path) -> None:
     assert "asks to run an object outside of the file" in refused(path)
 
 
+def test_half_characters_and_line_ends_do_no_harm(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "x.pickle",
+        content(
+            [segment(block(MIB, frames=[frame("/my/\ud800.py")]))],
+            [event("alloc", BASE, MIB, frames=[frame("/my/\ud800.py")], user_metadata="\udfff")],
+            allocator_settings={"\ud800": "\ud800"},
+            gpumon={"step": 1, "phase": "\ud800"},
+        ),
+    )
+    snapshot = read(path)
+    assert (snapshot.lines, snapshot.marks) == (("/my/?.py:1 forward",), ("?",))
+    assert (snapshot.settings, snapshot.taken) == ({"?": "?"}, (1, "?"))
+    path.write_bytes(b"\x80\x04\x8c\x05o\n\xed\xa0\x80\x8c\x01b\x93.")
+    assert "asks to run o ?.b; " in refused(path)
+
+
 OTHERS = {
     "empty": (b"", "is empty"),
     "text": (b"Traceback (most recent call last):\n", "writes a pickle, and this is none"),
