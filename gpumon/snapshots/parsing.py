@@ -207,8 +207,8 @@ def _device(
     for address, (number, requested) in known.alive.items():
         if address not in used:
             lost += requested
-        elif number >= 0 and known.lines[number] == UNKNOWN:
-            known.lines[number] = used[address].line
+        else:
+            known.still_there(number, used[address].line)
     for address, block in used.items():
         if address not in known.alive:
             known.before(address, block.requested, block.line)
@@ -259,6 +259,14 @@ class _Events:
         self._started.append((address, requested, line))
         self.alive[address] = -len(self._started), requested
 
+    def still_there(self, number: int, line: int) -> None:
+        """The block of this number is in use at the end: its line is that of the block, if no event has one."""
+        if number < 0:
+            address, requested, _ = self._started[-1 - number]
+            self._started[-1 - number] = address, requested, line
+        elif self.lines[number] == UNKNOWN:
+            self.lines[number] = line
+
     def _append(self, code: int, number: int, size: int, stream: int) -> None:
         self.codes.append(code)
         self.ids.append(number)
@@ -276,10 +284,8 @@ class _Events:
         blocks = {actions.ALLOC, actions.FREE_REQUESTED, actions.FREE_COMPLETED}
         ids = array("q", (final(n) if code in blocks else -1 for code, n in zip(self.codes, self.ids, strict=True)))
         start = tuple((number, self._started[at][1]) for number, at in enumerate(order))
-        trace = Trace(start, self.codes, ids, self.bytes, self.streams, settings, None)
-        trace = Trace(
-            start, self.codes, ids, self.bytes, self.streams, settings, _figures(trace, segments, used.values())
-        )
+        recorded = self._figures(segments, used.values())
+        trace = Trace(start, self.codes, ids, self.bytes, self.streams, settings, recorded)
         return Device(
             self._index,
             tuple(segments),
@@ -290,28 +296,27 @@ class _Events:
             lost,
         )
 
-
-def _figures(trace: Trace, segments: list[Segment], used: Iterable[Block]) -> Figures | None:
-    """None if the events of segments and the segments disagree."""
-    requested = requested_peak = sum(requested for _, requested in trace.start)
-    reserved = lowest = highest = 0  # relative to the start
-    for code, size in zip(trace.codes, trace.bytes, strict=True):
-        if code == actions.ALLOC:
-            requested += size
-            requested_peak = max(requested_peak, requested)
-        elif code == actions.FREE_COMPLETED:
-            requested -= size
-        elif code in _SEGMENT_SIGNS:
-            reserved += _SEGMENT_SIGNS[code] * size
-            lowest, highest = min(lowest, reserved), max(highest, reserved)
-    end = sum(segment.size for segment in segments)
-    start = end - reserved
-    if max(requested_peak, start + highest) > TOTAL_MAX:
-        raise Malformed("its events add up to more bytes than any device has")
-    if start + lowest < 0:
-        return None
-    allocated = sum(block.size for block in used if block.state == ALLOCATED)
-    return Figures(requested_peak, requested, allocated, start, start + highest, end, len(segments))
+    def _figures(self, segments: list[Segment], used: Iterable[Block]) -> Figures | None:
+        """None if the events of segments and the segments disagree."""
+        requested = requested_peak = sum(requested for _, requested, _ in self._started)
+        reserved = lowest = highest = 0  # relative to the start
+        for code, size in zip(self.codes, self.bytes, strict=True):
+            if code == actions.ALLOC:
+                requested += size
+                requested_peak = max(requested_peak, requested)
+            elif code == actions.FREE_COMPLETED:
+                requested -= size
+            elif code in _SEGMENT_SIGNS:
+                reserved += _SEGMENT_SIGNS[code] * size
+                lowest, highest = min(lowest, reserved), max(highest, reserved)
+        end = sum(segment.size for segment in segments)
+        start = end - reserved
+        if max(requested_peak, start + highest) > TOTAL_MAX:
+            raise Malformed("its events add up to more bytes than any device has")
+        if start + lowest < 0:
+            return None
+        allocated = sum(block.size for block in used if block.state == ALLOCATED)
+        return Figures(requested_peak, requested, allocated, start, start + highest, end, len(segments))
 
 
 # -------------------------------------------------------------------------------------------------------------- values

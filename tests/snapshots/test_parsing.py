@@ -42,6 +42,18 @@ def test_events_are_numbered_and_the_start_is_worked_out_from_them() -> None:
     )
 
 
+def test_the_line_of_a_block_that_is_left_is_known_whether_an_event_has_it_or_not() -> None:
+    """The first waits for a stream, freed by the only event of it; the second's event has no stack."""
+    waiting = block(MIB, state="active_awaiting_free", frames=[frame("/my/train.py", 1)])
+    final = segment(
+        waiting, block(MIB, frames=[frame("/my/train.py", 2)]), block(MIB, frames=[frame("/my/train.py", 3)])
+    )
+    events = [event("free_requested", BASE, MIB), event("alloc", BASE + MIB, MIB)]
+    snapshot = parsed(content([final], events))
+    lines = [snapshot.lines[each] for each in snapshot.devices[0].lines]
+    assert lines == ["/my/train.py:1 forward", "/my/train.py:3 forward", "/my/train.py:2 forward"]
+
+
 def test_streams_are_numbered_and_the_default_stream_is_0() -> None:
     events = [event("alloc", BASE + n * MIB, MIB, stream=s) for n, s in enumerate((9 << 40, 0, 7 << 40, 9 << 40))]
     final = segment(*(block(MIB) for _ in range(4)))
