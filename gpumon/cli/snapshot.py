@@ -85,6 +85,7 @@ def _read(file: Path, index: int | None) -> tuple[Snapshot, Sequence[DeviceSumma
 
 def _lines(device: DeviceSummary, named: bool) -> Iterator[str]:
     from gpumon.analysis.units import count, percent, size
+    from gpumon.snapshots.summary import NO_LINE
 
     if named:
         yield f"Device {device.index}"
@@ -104,7 +105,10 @@ def _lines(device: DeviceSummary, named: bool) -> Iterator[str]:
             share = percent(gap / device.peak.reserved) if device.peak.reserved else "0 %"
             yield ""
             yield f"Reserved − requested at the peak: {size(gap)} ({share}), free blocks and rounding"
-    yield from _table("In use at the end, by source line", device.end.by_line)
+    if {each.name for each in device.end.by_line} != {NO_LINE}:
+        yield from _table("In use at the end, by source line", device.end.by_line)
+    if device.peak is None:
+        yield from _table("In use at the end, by size of the block", device.end.by_size)
     yield from _uses(device)
     yield from _free(device)
 

@@ -63,6 +63,11 @@ def test_without_events_one_sentence_says_so(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "The file has no events: record them with torch.cuda.memory._record_memory_history()." in done.output
     assert "Peak," not in done.output
+    assert "In use at the end, by source line" in done.output
+    assert "In use at the end, by size of the block" in done.output
+    plain = call(write(tmp_path / "b.pickle", content([segment(block(MIB))]))).output
+    assert "by source line" not in plain  # there is none
+    assert "In use at the end, by size of the block" in plain
 
 
 def test_one_of_several_devices_can_be_chosen(tmp_path: Path) -> None:
