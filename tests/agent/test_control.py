@@ -22,6 +22,7 @@ import pytest
 from gpumon import link
 from gpumon.analysis.blocks import allocator
 from gpumon.session.store import SessionStore
+from gpumon.snapshots.reading import read
 from gpumon_agent import wire
 from gpumon_agent.oom import report_file
 from gpumon_agent.transport import blocks
@@ -179,8 +180,12 @@ def _file(watched: Watched, runtime: Path) -> None:
     assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= READ_BY_THE_PAGE
     snapshot = pickle.loads(data)
     assert [len(trace) for trace in snapshot["device_traces"]] == [0]
+    taken = read(path)
+    assert taken.taken is not None
+    assert taken.taken[0] == told.step
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     assert len(blocks) > 6000
+    assert sum(len(segment.blocks) for device in taken.devices for segment in device.segments) == len(blocks)
     assert all({"address", "size", "requested_size", "state", "frames"} <= block.keys() for block in blocks)
     assert sum(b["size"] for b in blocks) == sum(s["total_size"] for s in snapshot["segments"])
     viz = pytest.importorskip("torch.cuda._memory_viz")

@@ -261,3 +261,6 @@ def test_a_snapshot_stands_beside_the_report_where_it_is_wanted(virtual_gpu: Any
         held = pickle.load(file)  # our own
     sizes = [b["requested_size"] for s in held["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
     assert 1024 * 1024 * 4 in sizes
+    (beside,) = folder.glob("oom-*.json")
+    oom = json.loads(beside.read_text())
+    assert held["gpumon"] == {"step": oom["step"], "phase": oom["phase"]}

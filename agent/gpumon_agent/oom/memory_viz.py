@@ -46,6 +46,11 @@ def pieces(segments: list[dict[str, Any]], rest: dict[str, Any]) -> Iterator[byt
     yield b"u."
 
 
+def moment(step: int, phase: str) -> dict[str, Any]:
+    """What a snapshot of gpumon's has besides torch's keys, which other readers ignore: when it was taken."""
+    return {"gpumon": {"step": step, "phase": phase}}
+
+
 def _value(value: Any) -> bytes:
     return pickle.dumps(value, 2)[2:-1]
 

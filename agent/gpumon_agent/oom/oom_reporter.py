@@ -79,12 +79,12 @@ class OomReporter:
             self._complained = True
             self._notice(problem)
         if path is not None and environment.value(SNAPSHOT) == "1":
-            self._snapshot()
+            self._snapshot(oom)
         return path
 
-    def _snapshot(self) -> None:
+    def _snapshot(self, oom: wire.Oom) -> None:
         """Beside the report, for PyTorch's memory_viz page: all blocks, and their history if recorded."""
-        rest = workspaces.snapshot()
+        rest = {**workspaces.snapshot(), **memory_viz.moment(oom.step, oom.phase)}
         written = memory_viz.SnapshotWriter(self._box)
         for piece in memory_viz.pieces(rest.pop("segments"), rest):
             written.add(piece)

@@ -155,7 +155,7 @@ class Requests:
 
     def _dump(self) -> None:
         t_ns = time.monotonic_ns()
-        step, _, _ = self._now()
+        step, phase, _ = self._now()
         try:
             raw = blocks.read()
         except blocks.TooDear as why:
@@ -163,7 +163,7 @@ class Requests:
             return
         self._dear(raw)
         # memory_viz lists only devices with a trace, even an empty one
-        rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]}
+        rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)], **memory_viz.moment(step, phase)}
         self._write_file(memory_viz.pieces(raw.segments, rest), step, t_ns)
 
     def _dear(self, raw: blocks.Raw) -> None:
