@@ -1,0 +1,1 @@
+"""PyTorch's memory snapshots: read from a file, summarized, compared."""
