@@ -55,7 +55,7 @@ SPLIT_MIB_MIN = 20
 
 _MIB = 1 << 20
 _INT64_MAX = (1 << 63) - 1
-_SETTING = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\[\]\0]*\]|[^\s,\[\]\0]+)\s*(?:,|$)")
+_SETTING = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\[\]\0]*\]|[^\s:,\[\]\0]+)\s*(?:,|$)")
 _STARTS = ("PYTORCH_", "TORCH_", "CUDA_", "CUBLAS_", "NCCL_", "GPUMON_")
 """Variables of a training that must not reach the replay."""
 
