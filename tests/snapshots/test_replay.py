@@ -1,4 +1,4 @@
-"""Traces replayed through the real allocator: what it makes of each event, of settings, of devices that are too small."""
+"""Traces replayed through the real allocator: what comes of each event, of settings, of devices that are too small."""
 
 from __future__ import annotations
 
