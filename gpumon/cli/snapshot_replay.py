@@ -63,14 +63,15 @@ def _lines(trace: Trace, recorded: Replayed, others: Sequence[Replayed], profile
     yield ""
     yield f"  {'':<{width}}{'requested':>{FIGURE}}{'reserved':>{FIGURE}}{'difference':>{FIGURE}}{'retries':>9}"
     yield from (
-        f"  {_name(each, recorded):<{width}}{_figures(each, recorded, len(trace.codes))}" for each in (recorded, *others)
+        f"  {_name(each, recorded):<{width}}{_figures(each, recorded, len(trace.codes))}"
+        for each in (recorded, *others)
     )
     yield ""
     yield f"Peaks, from a replay through the allocator of torch {recorded.torch} on a virtual GPU."
     yield from _against_recorded(trace, recorded)
     unknown = unknown_cache_bytes(trace, recorded)
     if unknown:
-        yield f"The device began with {_size(unknown)} of free cache that the trace does not describe: not replayed."
+        yield f"The device had {_size(unknown)} of free cache before the trace, which does not describe it: not replayed."
     if profile is not None:
         yield f"{_size(profile.context_bytes)} of the device are the process's context, which is an assumption."
 

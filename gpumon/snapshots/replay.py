@@ -29,7 +29,16 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from gpumon import virtual_gpu
-from gpumon.snapshots.trace import ACTIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, Figures, Trace
+from gpumon.snapshots.trace import (
+    ACTIONS,
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_FREE,
+    SEGMENT_UNMAP,
+    Figures,
+    Trace,
+)
 from gpumon.virtual_gpu import profiles
 
 DEVICE = "a100-80"
@@ -52,6 +61,8 @@ MOST_OF_IT = 0.99
 """Below 1, because torch limits the process, and so collects garbage, only if the fraction is."""
 SPLIT_MIB_MIN = 20
 """torch refuses a smaller `max_split_size_mb` (kLargeBuffer in c10/core/AllocatorConfig.h)."""
+
+RELEASES = (SEGMENT_FREE, SEGMENT_UNMAP)
 
 _MIB = 1 << 20
 _INT64_MAX = (1 << 63) - 1
@@ -161,10 +172,18 @@ def saved_bytes(before: Replayed, after: Replayed) -> int | None:
 
 
 def unknown_cache_bytes(trace: Trace, replayed: Replayed) -> int | None:
-    """What the device's cache held as the trace began, beyond what the replay began with. None: not recorded."""
+    """What the device's cache held as the first request came, beyond what the replay began with. None: not recorded.
+
+    With 0, a replay had the device's reserved peak to the byte in all traces of docs/physical.md.
+    """
     if trace.recorded is None:
         return None
-    return max(0, trace.recorded.reserved_start - replayed.figures.reserved_start)
+    reserved = trace.recorded.reserved_start
+    for code, size in zip(trace.codes, trace.bytes, strict=True):
+        if code not in RELEASES:
+            break
+        reserved -= size
+    return max(0, reserved - replayed.figures.reserved_start)
 
 
 # --------------------------------------------------------------------------------------------------------- the child

@@ -10,10 +10,8 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from gpumon.snapshots.replay import UNKNOWN_SETTING, FailedRequest, Replayed, Request
-from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, OOM, SEGMENT_FREE, SEGMENT_UNMAP, Figures
-
-_RELEASED = (SEGMENT_FREE, SEGMENT_UNMAP)
+from gpumon.snapshots.replay import RELEASES, UNKNOWN_SETTING, FailedRequest, Replayed, Request
+from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, OOM, Figures
 
 
 def main() -> None:
@@ -78,7 +76,7 @@ class _Player:
                 address = self._request(at, size, self._stream(stream))
                 if address is not None:
                     self._delete(address)
-            elif code in _RELEASED and previous not in _RELEASED:
+            elif code in RELEASES and previous not in RELEASES:
                 torch.cuda.empty_cache()
             previous = code
 

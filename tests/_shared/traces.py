@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from array import array
 from pathlib import Path
 from typing import Any
 
-from gpumon.snapshots.trace import Figures, Trace
+from gpumon.snapshots.trace import SEGMENT_ALLOC, SEGMENT_FREE, Figures, Trace
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"
 FILES = sorted(FOLDER.glob("*.json.xz"))
@@ -23,9 +24,31 @@ def raw(file: Path) -> dict[str, Any]:
 
 
 def name(file: Path) -> str:
-    """The owner of the repository, and the snapshot: "JasperSolt snapshot"."""
+    """The owner of the repository, and the snapshot: "Wedsonlin medium_256_training"."""
     owner, _, path = file.name.removesuffix(".json.xz").partition("+")
-    return f"{owner} {path.partition('__')[2].removesuffix('_memory_snapshot').rstrip('_')}"
+    short = re.sub(r"^(results|memory_files_memory|memory)_|_memory_snapshot$|_$", "", path.partition("__")[2])
+    return f"{owner} {short}"
+
+
+def reserved_peak(trace: Trace) -> int:
+    """The device's highest reserved bytes, from the first release of cache on if there is one.
+
+    Before it the device had a cache that the trace does not describe.
+    """
+    assert trace.recorded is not None
+    reserved = trace.recorded.reserved_start
+    reached = [reserved]
+    released = False
+    for code, size in zip(trace.codes, trace.bytes, strict=True):
+        if code == SEGMENT_FREE:
+            reserved -= size
+            reached = reached if released else []
+            released = True
+        elif code == SEGMENT_ALLOC:
+            reserved += size
+            reached.append(reserved)
+    assert reserved == trace.recorded.reserved_end
+    return max(reached)
 
 
 def load(file: Path) -> Trace:

@@ -21,7 +21,7 @@ from gpumon.snapshots.replay import (
     saved_bytes,
     unknown_cache_bytes,
 )
-from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM, SEGMENT_FREE, SNAPSHOT, Figures, Trace
+from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM, SEGMENT_FREE, SNAPSHOT, Figures
 
 pytestmark = pytest.mark.torch
 MIB = 1 << 20
@@ -229,13 +229,12 @@ def test_advice_says_what_each_setting_changes(device: None) -> None:
     }
 
 
-def unknown_cache(reserved_start: int) -> Trace:
-    figures = Figures(20 * MIB, 0, 0, reserved_start, 60 * MIB, 0, 0)
-    return msgspec.structs.replace(made(start=((0, 20 * MIB),)), recorded=figures)
-
-
 def test_what_the_cache_held_before_is_not_known(device: None) -> None:
-    replayed = replay(unknown_cache(60 * MIB))
-    assert unknown_cache_bytes(unknown_cache(60 * MIB), replayed) == 40 * MIB
-    assert unknown_cache_bytes(unknown_cache(10 * MIB), replayed) == 0
+    replayed = replay(made(start=((0, 20 * MIB),)))
+    for reserved_mib, freed_mib, unknown_mib in ((60, 0, 40), (60, 30, 10), (60, 40, 0), (10, 0, 0)):
+        trace = msgspec.structs.replace(
+            made((SEGMENT_FREE, -1, freed_mib * MIB), (ALLOC, 1, 512), (SEGMENT_FREE, -1, 4 * MIB)),
+            recorded=Figures(20 * MIB, 0, 0, reserved_mib * MIB, 60 * MIB, 0, 0),
+        )
+        assert unknown_cache_bytes(trace, replayed) == unknown_mib * MIB
     assert unknown_cache_bytes(made(), replayed) is None
