@@ -102,10 +102,10 @@ def answer(found: list[Compared]) -> Iterator[str]:
     known = [each for each in found if unknown_cache_bytes(each.trace, each.replayed) == 0]
     exact_known = sum(each.difference() == 0 for each in known)
     yield wrapped(
-        f"What {len(found)} traces of physical GPUs requested was replayed through PyTorch's own allocator on the virtual"
-        f" GPU. The peak of reserved bytes is the device's to the byte in {exact} of {len(found)}, and at most {worst:.2f} %"
-        f" off in the others. Of the {len(known)} traces that begin with a cache that is known, {exact_known} are exact. The"
-        f" peak of requested bytes is the same to the byte in {same}; it follows from the requests alone."
+        f"What {len(found)} traces of physical GPUs requested was replayed through PyTorch's own allocator on the "
+        f"virtual GPU. The peak of reserved bytes is the device's to the byte in {exact} of {len(found)}, and at most "
+        f"{worst:.2f} % off in the others. Of the {len(known)} traces whose first cache is known, {exact_known} are "
+        f"exact. The peak of requested bytes is the same to the byte in {same}; it follows from the requests alone."
     )
     yield f"\nWith torch {found[0].replayed.torch}, by `python benchmarks/physical.py --write docs/physical.md`:\n"
 

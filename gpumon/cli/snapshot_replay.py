@@ -71,7 +71,7 @@ def _lines(trace: Trace, recorded: Replayed, others: Sequence[Replayed], profile
     yield from _against_recorded(trace, recorded)
     unknown = unknown_cache_bytes(trace, recorded)
     if unknown:
-        yield f"The device had {_size(unknown)} of free cache before the trace, which does not describe it: not replayed."
+        yield f"The device had {_size(unknown)} of free cache before. The trace does not describe it: not replayed."
     if profile is not None:
         yield f"{_size(profile.context_bytes)} of the device are the process's context, which is an assumption."
 

@@ -66,7 +66,7 @@ RELEASES = (SEGMENT_FREE, SEGMENT_UNMAP)
 
 _MIB = 1 << 20
 _INT64_MAX = (1 << 63) - 1
-_SETTING = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\[\]\0]*\]|[^\s:,\[\]\0]+)\s*(?:,|$)")
+_SETTING = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[\w.:,>\s-]*\]|[\w.-]+)\s*(?:,|$)", re.ASCII)
 _STARTS = ("PYTORCH_", "TORCH_", "CUDA_", "CUBLAS_", "NCCL_", "GPUMON_")
 """Variables of a training that must not reach the replay."""
 
