@@ -131,8 +131,9 @@ def test_of_a_program_only_its_trace_counts(device: None, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-    figures = replay(trace, settings={"expandable_segments": "False"}).figures
+    figures = replay(trace).figures
     assert (figures.reserved_peak, figures.segments_end) == (20 * MIB, 1)
+    assert replay(trace, settings={"expandable_segments": "True"}).figures.segments_end == 0  # torch warns
 
 
 def test_the_settings_of_the_recording_hold_until_they_are_replaced(device: None) -> None:
@@ -170,7 +171,9 @@ def test_a_block_of_the_beginning_may_not_fit(device: None) -> None:
 
 def test_a_recorded_oom_is_requested_again(device: None) -> None:
     """What fails again is named, and the trace goes on: the program did."""
-    trace = made((ALLOC, 1, 60 * MIB), (OOM, -1, 60 * MIB), *freed(1, 60 * MIB), (ALLOC, 2, 30 * MIB))
+    trace = made(
+        (ALLOC, 1, 60 * MIB), (OOM, -1, 60 * MIB), (OOM, -1, 50 * MIB), *freed(1, 60 * MIB), (ALLOC, 2, 30 * MIB)
+    )  # fmt: skip
     failed = replay(trace, capacity_bytes=CONTEXT + 100 * MIB)
     assert (failed.oom, failed.figures.requested_end) == (FailedRequest(1, 60 * MIB), 30 * MIB)
     passed = replay(trace)
@@ -199,6 +202,19 @@ def test_settings_that_torch_refuses_are_named(device: None, settings: dict[str,
         replay(made(), settings=settings)
     assert "\n" not in str(refused.value)
     assert not isinstance(refused.value, UnknownSetting)
+
+
+def test_what_is_tried_follows_from_the_trace() -> None:
+    def tried(largest_mib: int, capacity_bytes: int | None = None) -> dict[str, str]:
+        trace = made((ALLOC, 1, 512), start=((0, largest_mib * MIB),))
+        return {key: value for each in replaying._changes(trace, capacity_bytes) for key, value in each.items()}
+
+    always = {"expandable_segments": "True", "large_segment_size_mb": "64", "roundup_power2_divisions": "16"}
+    assert tried(19) == always
+    assert tried(20) == tried(31) == {**always, "max_split_size_mb": "20"}
+    assert tried(128) == tried(255) == {**always, "max_split_size_mb": "128"}
+    collecting = {"garbage_collection_threshold": "0.8", "per_process_memory_fraction": "0.99"}
+    assert tried(19, 1 << 30) == {**always, **collecting}
 
 
 def test_advice_leaves_out_what_this_torch_does_not_know(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
