@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from gpumon.snapshots.replay import RELEASES, UNKNOWN_SETTING, FailedRequest, Replayed, Request
-from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, OOM, Figures
+from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM, Figures
 
 
 def main() -> None:
@@ -30,10 +30,11 @@ def main() -> None:
     except (RuntimeError, ValueError) as error:
         _end(str(error))
     stats = torch.cuda.memory_stats()
+    player.end()
     figures = Figures(
         requested_peak=stats["requested_bytes.all.peak"],
         requested_end=stats["requested_bytes.all.current"],
-        allocated_end=stats["allocated_bytes.all.current"],
+        allocated_end=torch.cuda.memory_allocated(),
         reserved_start=began["reserved_bytes.all.current"],
         reserved_peak=stats["reserved_bytes.all.peak"],
         reserved_end=stats["reserved_bytes.all.current"],
@@ -53,6 +54,7 @@ class _Player:
         self._allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         self._delete = torch._C._cuda_cudaCachingAllocator_raw_delete
         self._blocks: dict[int, int] = {}  # its address, 0 for a block of 0 bytes
+        self._requested: set[int] = set()  # to be freed, but perhaps used by another stream
         self._streams = {0: 0}
 
     def begin(self, start: tuple[tuple[int, int], ...]) -> None:
@@ -70,7 +72,10 @@ class _Player:
                 if address is None:
                     return
                 self._blocks[block] = address
+            elif code == FREE_REQUESTED:
+                self._requested.add(block)
             elif code == FREE_COMPLETED:
+                self._requested.discard(block)
                 self._delete(self._blocks.pop(block))
             elif code == OOM:
                 address = self._request(at, size, self._stream(stream))
@@ -79,6 +84,11 @@ class _Player:
             elif code in RELEASES and previous not in RELEASES:
                 torch.cuda.empty_cache()
             previous = code
+
+    def end(self) -> None:
+        """Frees what waits for another stream: allocated_bytes does not count it, requested_bytes does."""
+        for block in self._requested:
+            self._delete(self._blocks[block])
 
     def _request(self, at: int | None, size: int, stream: int) -> int | None:
         try:
