@@ -1,0 +1,115 @@
+"""`gpumon snapshot --setting, --device`: what it prints of a replayed trace, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+import msgspec
+import pytest
+import virtual
+from traces import made
+
+from gpumon.cli.snapshot_replay import show_replay
+from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, SEGMENT_FREE, Figures
+
+pytestmark = pytest.mark.torch
+MIB = 1 << 20
+CONTEXT = 450 * MIB
+RESERVED_MIB = range(60, 90, 2)
+"""Sizes of blocks, each freed, and too small for the next one."""
+EXPANDABLE = "expandable_segments:True"
+
+
+def growing() -> Any:
+    return made(
+        *(
+            event
+            for n in RESERVED_MIB
+            for event in ((ALLOC, n, n * MIB), (FREE_REQUESTED, n, n * MIB), (FREE_COMPLETED, n, n * MIB))
+        ),
+        (ALLOC, 0, 512),
+    )
+
+
+@pytest.fixture(scope="module")
+def device() -> None:
+    virtual.environment(sys.executable)
+
+
+def test_text_begins_with_what_helps_most(device: None, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = Figures(88 * MIB, 512, 512, 42 * MIB, 1122 * MIB, 1122 * MIB, 17)
+    assert show_replay(msgspec.structs.replace(growing(), recorded=recorded), (), None, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"It needs 1.09 GiB, with {EXPANDABLE} 102.0 MiB."
+    assert [line.split() for line in lines[2:7]] == [
+        ["requested", "reserved", "difference", "retries"],
+        ["as", "recorded", "88.0", "MiB", "1.09", "GiB", "0"],
+        [EXPANDABLE, "88.0", "MiB", "102.0", "MiB", "−1,010.0", "MiB", "0"],
+        ["roundup_power2_divisions:16", "88.0", "MiB", "656.0", "MiB", "−456.0", "MiB", "0"],
+        ["large_segment_size_mb:64", "88.0", "MiB", "1.09", "GiB", "0", "B", "0"],
+    ]
+    assert lines[7].startswith("  max_split_size_mb:64 ")
+    assert lines[10:] == [
+        "The device had reserved 1.10 GiB: the replay has −10.0 MiB (0.9 %).",
+        "The device had 42.0 MiB of free cache before. The trace does not describe it: not replayed.",
+    ]
+
+
+def test_a_device_that_is_too_small(device: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of a freed segment is in use as the last block comes: only a segment that grows has room for it."""
+    trace = made(
+        (ALLOC, 1, 60 * MIB), (ALLOC, 2, 62 * MIB), (ALLOC, 3, 64 * MIB),
+        (FREE_COMPLETED, 1, 60 * MIB), (ALLOC, 4, 10 * MIB), (ALLOC, 5, 66 * MIB),
+    )  # fmt: skip
+    size = f"{CONTEXT + 250 * MIB}B"
+    assert show_replay(trace, (), size, as_json=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"It does not fit Virtual {size}; with {EXPANDABLE} it does."
+    assert lines[3].endswith("does not fit: 66.0 MiB fail at event 5 of 6")
+    assert lines[4].startswith(f"  {EXPANDABLE} ")
+    assert lines[-1] == "450.0 MiB of the device are the process's context, which is an assumption."
+    assert show_replay(trace, (EXPANDABLE,), size, as_json=False) == 0
+    capsys.readouterr()
+    assert show_replay(trace, ("backend:native", "roundup_power2_divisions:16"), size, as_json=True) == 1
+    stated = json.loads(capsys.readouterr().out)
+    assert (stated["type"], stated["device_bytes"], stated["events"]) == ("snapshot_replay", CONTEXT + 250 * MIB, 6)
+    assert (stated["recorded"], stated["unknown_cache"]) == (None, None)
+    plain, chosen = stated["replays"]
+    assert (plain["settings"], chosen["settings"]) == ({}, {"backend": "native", "roundup_power2_divisions": "16"})
+    assert plain["oom"] == {"event": 5, "requested": 66 * MIB}
+    assert (plain["fits"], plain["saved"], plain["requested_peak"]) == (False, None, 186 * MIB)
+
+
+def test_json_has_the_figures_of_each_replay(device: None, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = Figures(88 * MIB, 512, 512, 42 * MIB, 1112 * MIB, 1112 * MIB, 17)
+    trace = msgspec.structs.replace(growing(), recorded=recorded)
+    assert show_replay(trace, (EXPANDABLE,), None, as_json=True) == 0
+    stated = json.loads(capsys.readouterr().out)
+    assert stated["recorded"] == msgspec.structs.asdict(recorded)
+    assert stated["unknown_cache"] == 42 * MIB
+    plain, expandable = stated["replays"]
+    assert plain == {
+        "settings": {}, "fits": True, "oom": None, "retries": 0, "saved": 0, "requested_peak": 88 * MIB,
+        "requested_end": 512, "allocated_end": 512, "reserved_start": 0, "reserved_peak": 1112 * MIB,
+        "reserved_end": 1112 * MIB, "segments_end": 16,
+    }  # fmt: skip
+    assert (expandable["saved"], expandable["segments_end"]) == (1010 * MIB, 0)
+
+
+def test_what_cannot_be_replayed_is_said_in_one_sentence(device: None) -> None:
+    fine, wrong = made((SEGMENT_FREE, -1, 0)), made((FREE_COMPLETED, 1, 512))
+    for trace, settings, name, code in (
+        (fine, ("expandable_segments",), None, 2),
+        (fine, ("a:\x1b]0;x\a",), None, 2),
+        (fine, (), "a500", 2),
+        (fine, ("no_such_setting:1",), None, 3),
+        (fine, (), "100MiB", 3),
+        (wrong, (), None, 3),
+    ):
+        with pytest.raises(click.ClickException) as refused:
+            show_replay(trace, settings, name, as_json=False)
+        assert refused.value.exit_code == code
+        assert refused.value.message.isprintable()
