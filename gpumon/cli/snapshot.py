@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from gpumon.cli import exits
 from gpumon.cli.printing import say, say_json
 from gpumon.cli.progress import working
 
@@ -24,21 +26,35 @@ DELTA_NAME = 36
 @click.command("snapshot")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.argument("other", type=click.Path(path_type=Path), metavar="[B]", required=False)
-@click.option("--device-index", "index", type=click.IntRange(0), help="Only this device.")
+@click.option("--device-index", "index", type=click.IntRange(0), help="Only this device of the file.")
+@click.option("--replay", is_flag=True, help="Replay its events with each allocator setting that may need less.")
+@click.option(
+    "--setting", "settings", multiple=True, metavar="KEY:VALUE", help="Replay with this one. May be repeated."
+)
+@click.option("--device", metavar="NAME|SIZE", help="Replay on such a device: does it fit? One of `gpumon dryrun`'s.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(file: Path, other: Path | None, index: int | None, as_json: bool) -> None:
+def command(
+    file: Path, other: Path | None, index: int | None, replay: bool, settings: tuple[str, ...], device: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show what a memory snapshot of PyTorch holds: the peak, what made it, what is left, and what pins memory.
 
     \b
     gpumon snapshot snapshot.pickle
     gpumon snapshot before.pickle after.pickle     # what grew, what is new, what is gone
+    gpumon snapshot snapshot.pickle --replay       # which allocator settings would need less
+    gpumon snapshot snapshot.pickle --setting expandable_segments:True --device 24GiB
 
     FILE is written by torch.cuda.memory._dump_snapshot, or by gpumon (the key s of its screen, or an out-of-memory). To
     have the peak, record events first: torch.cuda.memory._record_memory_history(). Nothing in the file is executed.
-    Exit code 1: it cannot be read.
+    Exit code 1: it cannot be read. A replay has those of `gpumon dryrun`: 0 it fits, 1 it does not, 3 unknown.
     """
     from gpumon.snapshots.differences import compare
 
+    if replay or settings or device is not None:
+        if other is not None:
+            raise click.UsageError("a replay is of one file")
+        _replay(file, index, settings, device, as_json)
     snapshot, devices = _read(file, index)
     if other is None:
         if as_json:
@@ -59,6 +75,20 @@ def command(file: Path, other: Path | None, index: int | None, as_json: bool) ->
         say_json(_stated_changes(file, other, changes))
     else:
         say("\n\n".join("\n".join(_changed_lines(each, len(changes) > 1)) for each in changes))
+
+
+def _replay(file: Path, index: int | None, settings: Sequence[str], device: str | None, as_json: bool) -> NoReturn:
+    """Exits with the replay's code."""
+    from gpumon.cli.snapshot_replay import show_replay
+
+    snapshot, chosen = _read(file, index)
+    numbers = {each.index for each in chosen}
+    traces = [each.trace for each in snapshot.devices if each.index in numbers and each.trace is not None]
+    if not traces:
+        raise exits.CannotTell(f"{file} has no events to replay: record them with _record_memory_history()")
+    if len(traces) > 1:
+        raise click.UsageError(f"{file} has events of {len(traces)} devices: choose one with --device-index")
+    sys.exit(show_replay(traces[0], settings, device, as_json))
 
 
 def _read(file: Path, index: int | None) -> tuple[Snapshot, Sequence[DeviceSummary]]:

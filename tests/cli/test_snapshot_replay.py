@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 import pytest
 import virtual
+from click.testing import CliRunner
+from snapshot_files import block, content, event, segment, write
 from traces import made
 
+from gpumon.cli import main
 from gpumon.cli.snapshot_replay import show_replay
 from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, SEGMENT_FREE, Figures
 
@@ -67,7 +71,7 @@ def test_a_device_that_is_too_small(device: None, capsys: pytest.CaptureFixture[
     size = f"{CONTEXT + 250 * MIB}B"
     assert show_replay(trace, (), size, as_json=False) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"It does not fit Virtual {size}; with {EXPANDABLE} it does."
+    assert lines[0] == f"It does not fit {size}; with {EXPANDABLE} it does."
     assert lines[3].endswith("does not fit: 66.0 MiB fail at event 5 of 6")
     assert lines[4].startswith(f"  {EXPANDABLE} ")
     assert lines[-1] == "450.0 MiB of the device are the process's context, which is an assumption."
@@ -113,3 +117,37 @@ def test_what_cannot_be_replayed_is_said_in_one_sentence(device: None) -> None:
             show_replay(trace, settings, name, as_json=False)
         assert refused.value.exit_code == code
         assert refused.value.message.isprintable()
+
+
+def test_the_verb_replays_the_events_of_a_file(device: None, tmp_path: Path) -> None:
+    blocks = [block(size) for size in (60 * MIB, 62 * MIB)]
+    events = [event("alloc", each["address"], each["size"]) for each in segment(*blocks)["blocks"]]
+    one = write(tmp_path / "one.pickle", content([segment(*blocks)], events))
+    done = CliRunner().invoke(main, ["snapshot", str(one), "--device", "1GiB", "--setting", EXPANDABLE])
+    assert done.exit_code == 0
+    assert done.output.startswith(f"It fits 1GiB: it needs 122.0 MiB, and with this setting no less.\n")
+    done = CliRunner().invoke(main, ["snapshot", str(one), "--device", "500MiB", "--setting", EXPANDABLE, "--json"])
+    assert done.exit_code == 1
+    assert [each["oom"]["requested"] for each in json.loads(done.output)["replays"]] == [60 * MIB] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        (("plain.pickle", "--replay"), 3, "plain.pickle has no events to replay"),
+        (("two.pickle", "--device", "24GiB"), 2, "has events of 2 devices: choose one with --device-index"),
+        (("two.pickle", "plain.pickle", "--setting", EXPANDABLE), 2, "a replay is of one file"),
+        (("two.pickle", "--setting", "nonsense", "--device-index", "1"), 2, "is not a setting of the allocator"),
+        (("none.pickle", "--replay"), 1, "No such file"),
+    ],
+)
+def test_what_has_no_events_or_too_many_devices_is_not_replayed(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, why: str
+) -> None:
+    made_of = segment(block(MIB))
+    events = [event("alloc", made_of["blocks"][0]["address"], MIB)]
+    write(tmp_path / "plain.pickle", content([made_of]))
+    write(tmp_path / "two.pickle", content([made_of, {**made_of, "device": 1}], events, events))
+    named = [str(tmp_path / each) if each.endswith(".pickle") else each for each in arguments]
+    done = CliRunner().invoke(main, ["snapshot", *named])
+    assert (done.exit_code, why in done.output) == (code, True), done.output
