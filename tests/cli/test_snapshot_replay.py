@@ -125,7 +125,7 @@ def test_the_verb_replays_the_events_of_a_file(device: None, tmp_path: Path) -> 
     one = write(tmp_path / "one.pickle", content([segment(*blocks)], events))
     done = CliRunner().invoke(main, ["snapshot", str(one), "--device", "1GiB", "--setting", EXPANDABLE])
     assert done.exit_code == 0
-    assert done.output.startswith(f"It fits 1GiB: it needs 122.0 MiB, and with this setting no less.\n")
+    assert done.output.startswith("It fits 1GiB: it needs 122.0 MiB, and with this setting no less.\n")
     done = CliRunner().invoke(main, ["snapshot", str(one), "--device", "500MiB", "--setting", EXPANDABLE, "--json"])
     assert done.exit_code == 1
     assert [each["oom"]["requested"] for each in json.loads(done.output)["replays"]] == [60 * MIB] * 2
@@ -147,7 +147,7 @@ def test_what_has_no_events_or_too_many_devices_is_not_replayed(
     made_of = segment(block(MIB))
     events = [event("alloc", made_of["blocks"][0]["address"], MIB)]
     write(tmp_path / "plain.pickle", content([made_of]))
-    write(tmp_path / "two.pickle", content([made_of, {**made_of, "device": 1}], events, events))
+    write(tmp_path / "two.pickle", content([made_of, {**made_of, "device": 1}], events, [*events]))
     named = [str(tmp_path / each) if each.endswith(".pickle") else each for each in arguments]
     done = CliRunner().invoke(main, ["snapshot", *named])
     assert (done.exit_code, why in done.output) == (code, True), done.output
