@@ -78,13 +78,14 @@ def _lines(trace: Trace, recorded: Replayed, others: Sequence[Replayed], profile
 
 def _answer(recorded: Replayed, others: Sequence[Replayed], profile: Profile | None) -> str:
     best = next((each for each in others if _helps(each, recorded)), None)
+    tried = "this setting" if len(others) == 1 else "any of these settings"
     if not recorded.fits:
         where = profile.name if profile else "a device of 1 TiB"
-        hope = f"with {_name(best, recorded)} it does" if best else "nor with any of these settings"
+        hope = f"with {_name(best, recorded)} it does" if best else f"nor with {tried}"
         return f"It does not fit {where}; {hope}."
     need = f"{'It fits ' + profile.name + ': it' if profile else 'It'} needs {_size(recorded.figures.reserved_peak)}"
     if best is None:
-        return f"{need}, and with {'this setting' if len(others) == 1 else 'any of these settings'} no less."
+        return f"{need}, and with {tried} no less."
     return f"{need}, with {_name(best, recorded)} {_size(best.figures.reserved_peak)}."
 
 
