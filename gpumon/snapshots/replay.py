@@ -172,11 +172,11 @@ def saved_bytes(before: Replayed, after: Replayed) -> int | None:
 
 
 def unknown_cache_bytes(trace: Trace, replayed: Replayed) -> int | None:
-    """What the device's cache held as the first request came, beyond what the replay began with. None: not recorded.
+    """What the device's cache held as the first request came, beyond what the replay began with. None: not known.
 
     With 0, a replay had the device's reserved peak to the byte in all traces of docs/physical.md.
     """
-    if trace.recorded is None:
+    if trace.recorded is None or (replayed.oom is not None and replayed.oom.event is None):
         return None
     reserved = trace.recorded.reserved_start
     for code, size in zip(trace.codes, trace.bytes, strict=True):

@@ -168,6 +168,8 @@ def test_a_block_of_the_beginning_may_not_fit(device: None) -> None:
     replayed = replay(made(start=((0, 20 * MIB), (1, 1 << 62))), capacity_bytes=CONTEXT + 100 * MIB)
     assert replayed.oom == FailedRequest(None, 1 << 62)
     assert replayed.figures.requested_end == 20 * MIB
+    recorded = Figures(0, 0, 0, 1 << 30, 1 << 30, 0, 0)
+    assert unknown_cache_bytes(msgspec.structs.replace(made(), recorded=recorded), replayed) is None
 
 
 def test_a_recorded_oom_is_requested_again(device: None) -> None:
