@@ -2,15 +2,20 @@
 
 Each trace in tests/data/traces is replayed through the installed torch's allocator on the virtual GPU, and compared
 with what the physical device had. Then once for each order in which the blocks alive at its beginning may have been
-allocated, and for each setting that may need less memory.
+allocated, and for each setting that may need less memory. The training of five of them is run again, and its requests
+are compared one by one.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +25,9 @@ from common import options
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "_shared"))
 import traces
 
+from gpumon import virtual_gpu
 from gpumon.analysis.units import MIB, MINUS, in_unit, size
+from gpumon.snapshots.reading import read
 from gpumon.snapshots.replay import AT_ONCE, Replayed, advise, replay, saved_bytes, unknown_cache_bytes
 from gpumon.snapshots.trace import Figures, Trace
 
@@ -32,6 +39,11 @@ ORDERS: Mapping[str, Callable[[Blocks], Blocks]] = {
     "the largest first": lambda start: tuple(sorted(start, key=lambda block: -block[1])),
     "the smallest first": lambda start: tuple(sorted(start, key=lambda block: block[1])),
 }
+PROFILE = "l40s"
+TRANSFORMER = Path(__file__).parents[1] / "tests" / "physical" / "transformer.py"
+TRAINED = [file for file in traces.FILES if file.name.startswith("Wedsonlin")]
+AUTOCAST = {("512", "training"), ("1024", "training")}
+WHY_RESERVED = "not known: the requests that built the cache, before the recorded step, were not recorded"
 LIMITS = """## What a trace cannot tell
 
 - In which order the cache that it began with was built, and what was in it beyond the blocks that were alive. The
@@ -78,23 +90,62 @@ def compared(file: Path, orders: Mapping[str, Callable[[Blocks], Blocks]] = ORDE
     return Compared(file, trace, trace.recorded, traces.reserved_peak(trace), by_order)
 
 
+class Repeated(NamedTuple):
+    """A published run, and the same on the virtual GPU."""
+
+    file: Path
+    published: Trace
+    repeated: Trace
+
+    def same_events(self) -> int:
+        """Events until the first that differs."""
+        pairs = zip(traces.told(self.published), traces.told(self.repeated), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def identical(self) -> bool:
+        sizes = [sorted(size for _, size in trace.start) for trace in (self.published, self.repeated)]
+        return traces.told(self.published) == traces.told(self.repeated) and sizes[0] == sizes[1]
+
+
+def repeated(file: Path) -> Repeated:
+    """Trains the model of a trace of Wedsonlin's on the virtual GPU, as tests/physical/transformer.py does."""
+    match = re.search(r"medium_(\d+)_(training|inference)", file.name)
+    assert match is not None
+    length, mode = match.groups()
+    autocast = ["--autocast"] if (length, mode) in AUTOCAST else []
+    environment = virtual_gpu.environment(profile=PROFILE)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "snapshot.pickle"
+            subprocess.run(
+                [sys.executable, TRANSFORMER, length, mode, written, *autocast],
+                env={**environment, "TORCH_CUBLAS_WORKSPACE_CACHE": "1"},
+                check=True,
+            )
+            (device,) = read(written).devices
+    finally:
+        virtual_gpu.remove_session(environment["VGPU_SESSION"])
+    assert device.trace is not None
+    return Repeated(file, traces.load(file), device.trace)
+
+
 def main() -> None:
     args = options(__doc__, write=True).parse_args()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(compared, traces.FILES))
     advised = [advise(each.trace) for each in found]
-    made = page(found, advised)
+    made = page(found, advised, [repeated(file) for file in TRAINED])
     print(made)
     if args.write:
         args.write.write_text(made)
 
 
-def page(found: list[Compared], advised: list[list[Replayed]]) -> str:
-    parts = (*compared_table(found), *orders_table(found), *settings_table(found, advised))
-    return "\n".join((*answer(found), *parts, LIMITS, *sources(found), ""))
+def page(found: list[Compared], advised: list[list[Replayed]], trained: list[Repeated]) -> str:
+    parts = (*compared_table(found), *orders_table(found), *repeated_table(trained), *settings_table(found, advised))
+    return "\n".join((*answer(found, trained), *parts, LIMITS, *sources(found), ""))
 
 
-def answer(found: list[Compared]) -> Iterator[str]:
+def answer(found: list[Compared], trained: list[Repeated]) -> Iterator[str]:
     exact = sum(each.difference() == 0 for each in found)
     same = sum(each.replayed.figures.requested_peak == each.had.requested_peak for each in found)
     worst = 100 * max(abs(each.share()) for each in found)
@@ -106,6 +157,13 @@ def answer(found: list[Compared]) -> Iterator[str]:
         f"virtual GPU. The peak of reserved bytes is the device's to the byte in {exact} of {len(found)}, and at most "
         f"{worst:.2f} % off in the others. Of the {len(known)} traces whose first cache is known, {exact_known} are "
         f"exact. The peak of requested bytes is the same to the byte in {same}; it follows from the requests alone."
+    )
+    identical = [each for each in trained if each.identical()]
+    events = sum(len(each.published.codes) for each in identical)
+    yield ""
+    yield wrapped(
+        f"Of {len(trained)} of these traces the training is public. Run on the virtual GPU, it makes the same requests "
+        f"event by event in {len(identical)} of {len(trained)}: {events:,} events."
     )
     yield f"\nWith torch {found[0].replayed.torch}, by `python benchmarks/physical.py --write docs/physical.md`:\n"
 
@@ -139,7 +197,7 @@ def row(each: Compared) -> str:
 def difference_cells(each: Compared) -> tuple[str, str]:
     if not each.difference():
         return "0", "0"
-    return f"{each.difference():+,}".replace("-", MINUS), f"{100 * each.share():+.3f} %".replace("-", MINUS)
+    return _signed(each.difference()), f"{100 * each.share():+.3f} %".replace("-", MINUS)
 
 
 def why(each: Compared) -> str:
@@ -168,6 +226,39 @@ def orders_table(found: list[Compared]) -> Iterator[str]:
         cells = (in_unit(each.difference(order), MIB, sign=True) for order in ORDERS)
         yield f"| {traces.name(each.file)} | {' | '.join(cells)} |"
     yield ""
+
+
+def repeated_table(trained: list[Repeated]) -> Iterator[str]:
+    yield """## The same trainings on the virtual GPU
+
+`tests/physical/transformer.py` trains the model of Wedsonlin's traces from its beginning: unlike a replay, it builds
+the cache too, and finds out by itself what to request. The device was not sm_90 (its workspaces have 8,519,680 B); a
+virtual L40S stands in. Inferred: bf16 autocast for 512 and 1024 training, and that torch 2.15 keeps workspaces as 2.11
+did (`TORCH_CUBLAS_WORKSPACE_CACHE=1`).
+"""
+    yield "| run | events | the same | requested peak | | reserved peak | | | why |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|---|"
+    yield from map(repeated_row, trained)
+    yield "\nPeaks in bytes, and by how many those of the virtual GPU differ.\n"
+
+
+def repeated_row(each: Repeated) -> str:
+    had, has = each.published.recorded, each.repeated.recorded
+    assert had is not None
+    assert has is not None
+    same = "all" if each.identical() else f"the first {each.same_events():,}"
+    reserved = has.reserved_peak - had.reserved_peak
+    share = 100 * reserved / had.reserved_peak
+    cells = (
+        traces.name(each.file), f"{len(each.published.codes):,}", same, f"{had.requested_peak:,}",
+        _signed(has.requested_peak - had.requested_peak), f"{had.reserved_peak:,}", _signed(reserved),
+        f"{share:+.3f} %".replace("-", MINUS) if reserved else "0", WHY_RESERVED if reserved else "",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _signed(count: int) -> str:
+    return f"{count:+,}".replace("-", MINUS) if count else "0"
 
 
 def settings_table(found: list[Compared], advised: list[list[Replayed]]) -> Iterator[str]:
@@ -206,8 +297,9 @@ def sources(found: list[Compared]) -> Iterator[str]:
 Memory snapshots in public repositories, of which sizes, order and streams of requests were kept (`tests/data/traces`).
 What is known of model, torch and machine:
 """
-    for read in {(raw["source"], raw["config"]): None for raw in (traces.raw(each.file) for each in found)}:
-        yield wrapped(f"- {read[0]}. {read[1]}.", "  ")
+    known = [traces.raw(each.file) for each in found]
+    for source, config in {(raw["source"], raw["config"]): None for raw in known}:
+        yield wrapped(f"- {source}. {config}.", "  ")
 
 
 if __name__ == "__main__":

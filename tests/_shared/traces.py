@@ -70,3 +70,15 @@ def made(*events: tuple[int, int, int] | tuple[int, int, int, int], start: tuple
     """A trace of events (code, id, bytes), and the stream if it is not the default one."""
     codes, ids, sizes, streams = zip(*((*event, 0)[:4] for event in events), strict=True) if events else ((),) * 4
     return Trace(start, array("B", codes), array("q", ids), array("q", sizes), array("q", streams), {}, None)
+
+
+def told(trace: Trace) -> list[tuple[int, int, int, int]]:
+    """Its events, comparable with those of another run: code, block, bytes, stream. Blocks are numbered in order of
+    their allocation, -1: alive as the trace begins; those have no order."""
+    numbers = {block: -1 for block, _ in trace.start}
+    told = []
+    for code, block, size, stream in zip(trace.codes, trace.ids, trace.bytes, trace.streams, strict=True):
+        if block >= 0 and block not in numbers:
+            numbers[block] = len(numbers)
+        told.append((code, numbers.get(block, -1), size, stream))
+    return told

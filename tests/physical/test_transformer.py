@@ -1,0 +1,35 @@
+"""A training whose snapshots of a physical GPU are public, run on the virtual GPU: it makes the same requests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import physical
+import pytest
+import torch
+import traces
+import virtual
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(torch.__version__ < (2, 11), reason="the snapshots are of torch 2.11"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device() -> None:
+    virtual.environment(sys.executable)
+
+
+@pytest.mark.parametrize("file", physical.TRAINED, ids=traces.name)
+def test_it_makes_the_same_requests_event_by_event(file: Path) -> None:
+    run = physical.repeated(file)
+    assert run.same_events() == len(run.published.codes)
+    assert run.identical()
+    had, has = run.published.recorded, run.repeated.recorded
+    assert had is not None
+    assert has is not None
+    assert has.requested_peak == had.requested_peak
+    assert has.requested_end == had.requested_end
+    assert abs(has.reserved_peak - had.reserved_peak) <= 0.005 * had.reserved_peak
