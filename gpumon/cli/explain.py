@@ -172,6 +172,7 @@ def _killed(as_json: bool) -> bool:
 
 def _of_disk() -> OomReport:
     from gpumon.analysis.diagnosis.live import of_file
+    from gpumon.cli.oom_proof import proved
     from gpumon_agent.oom import report_file
 
     refused: list[str] = []
@@ -184,7 +185,7 @@ def _of_disk() -> OomReport:
         places = " or ".join(map(str, report_file.directories()))
         raise click.ClickException(f"no report in {places}: a training started with `gpumon run` writes one there")
     path, report = found
-    return of_file(report, str(path), _watched(path.with_suffix(report_file.RECORDING)))
+    return proved(of_file(report, str(path), _watched(path.with_suffix(report_file.RECORDING))), report, path)
 
 
 def _watched(recording: Path) -> OomReport | None:
