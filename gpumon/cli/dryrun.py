@@ -35,6 +35,12 @@ NOT_MODELLED = (
 )
 """A summary of gpumon/virtual_gpu/README.md."""
 
+CHECKED = (
+    "Five public trainings made here the requests of a physical GPU, event by event. Of twelve recorded traces the "
+    "reserved peak is at most 0.5 % off (docs/physical.md)."
+)
+"""tests/physical holds these figures."""
+
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -201,4 +207,4 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
     else:
         from gpumon.cli.verdict import lines
 
-        say("\n".join(lines(outcome, NOT_MODELLED)))
+        say("\n".join(lines(outcome, CHECKED, NOT_MODELLED)))

@@ -18,7 +18,7 @@ SMALL = 1000
 NOT_ALIVE = ("allocated", "reserved", "total", "slack", *DRIVER)
 
 
-def lines(outcome: Outcome, not_modelled: str) -> list[str]:
+def lines(outcome: Outcome, checked: str, not_modelled: str) -> list[str]:
     """Lines of up to `WIDTH` cells."""
     stated = [("answer", line(of_outcome(outcome))), ("ended", _ended(outcome))]
     failed = next((each for each in outcome.failed if not each.survived), None)
@@ -34,7 +34,7 @@ def lines(outcome: Outcome, not_modelled: str) -> list[str]:
     several = len(outcome.devices) > 1
     stated += [(f"device {at}" if several else "margin", _margin(device)) for at, device in enumerate(outcome.devices)]
     stated += [("finding", f"{finding.title} ({finding.code})") for finding in outcome.findings]
-    stated.append(("not modelled", not_modelled))
+    stated += [("checked", checked), ("not modelled", not_modelled)]
     return ["", *(row for label, text in stated for row in _wrapped(label, text))]
 
 

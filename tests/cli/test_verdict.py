@@ -14,11 +14,18 @@ GIB = 1 << 30
 def told(*failed: Failed, alive: Breakdown | None = None) -> list[str]:
     space = Space("T4", 16 * GIB, 4 * GIB, GIB)
     peak = HighestPeak(None, 7, 0, 3, "backward", 1_000_000_000, None, lines=alive, lines_step=3, lines_of="peak")
-    return lines(Outcome(not failed, "failed", 1, 4, (space,), (peak,), failed), "cuFFT does not exist. " * 20)
+    outcome = Outcome(not failed, "failed", 1, 4, (space,), (peak,), failed)
+    return lines(outcome, "As on a GPU.", "cuFFT does not exist. " * 20)
 
 
 def test_the_verdict_fits_a_window_of_100_columns_and_uses_them() -> None:
     assert 90 < max(map(len, told())) <= 100
+
+
+def test_how_it_was_checked_comes_before_what_is_not_modelled() -> None:
+    shown = told()
+    at = shown.index("checked       As on a GPU.")
+    assert shown[at + 1].startswith("not modelled  cuFFT")
 
 
 def test_the_three_best_remedies_are_named() -> None:

@@ -12,6 +12,8 @@ import pytest
 import traces
 import virtual
 
+from gpumon.cli.dryrun import CHECKED
+
 pytestmark = pytest.mark.torch
 
 
@@ -33,3 +35,10 @@ def test_it_makes_the_same_requests_event_by_event(file: Path) -> None:
     assert has.requested_peak == had.requested_peak
     assert has.requested_end == had.requested_end
     assert abs(has.reserved_peak - had.reserved_peak) <= 0.005 * had.reserved_peak
+
+
+def test_a_dry_run_says_of_as_many_that_they_were_checked() -> None:
+    assert len(physical.TRAINED) == 5
+    assert CHECKED.startswith("Five public trainings made here the requests of a physical GPU, event by event. ")
+    assert "twelve recorded traces" in CHECKED
+    assert len(traces.FILES) == 12
