@@ -20,8 +20,8 @@ HEAD = """linkedin/Liger-Kernel publishes the peak memory of its kernels and of 
 (`benchmark/data/all_benchmark_data.csv`, here at commit ead96b61). The plain ones need no Triton:
 `tests/physical/kernels.py` builds them anew, with the inputs and the order of operations of each benchmark, and runs
 them on the virtual GPU of the same architecture. Nothing in it was fitted to a published peak, except what
-[Inferred](#inferred) names. The published figures say MB and are MiB, as float32; *equal* means equal to the last digit
-printed.
+[Inferred](#inferred) names. The published figures say MB and are MiB; *equal* means equal to the last digit
+printed, which is a float32.
 """
 
 FOOT = """## Inferred
@@ -44,10 +44,10 @@ FOOT = """## Inferred
 
 - **A constant.** The rows of `embedding`, `fused_linear_cpo_loss`, `fused_linear_orpo_loss`, `fused_linear_simpo_loss`
   and `kto_loss` are higher than ours by one number of MiB in each configuration, whatever the size. Memory that does
-  not depend on the size is not the module's: the process held it from its earlier runs. For `embedding` it is explained:
-  the benchmark compiles the module as a third provider. 12,240 MiB are three times the 4,080 MiB of the eight tables of
-  D 4096, and 13,770 MiB are these and twice the 765 MiB of the eight tables of D 768. For the others it is not
-  explained; Liger's loss is compiled there, too.
+  not depend on the size is not the module's: the process held it from its earlier runs. For `embedding` there is an
+  explanation: the benchmark compiles the module as a third provider. 12,240 MiB are three times the 4,080 MiB of the
+  eight tables of D 4096, and 13,770 MiB are these and twice the 765 MiB of the eight tables of D 768. For the others
+  there is none yet; Liger's loss is compiled there, too.
 - **`distill_jsd_loss`.** Not explained. The rows are of December 3rd 2024, the first script in the repository is of
   January 31st 2025.
 - **`fused_linear_orpo_loss`, T 4096.** Not run. The published peaks grow by 7 bytes for each logit, those of T 1024 by

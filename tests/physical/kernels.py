@@ -167,8 +167,8 @@ def difference(row: Row, peak: int) -> float:
 
 
 def exact(row: Row, peak: int) -> bool:
-    """Equal as far as a float32 tells."""
-    return abs(difference(row, peak)) < 2**-24
+    """Equal but for the last bit of a float32."""
+    return abs(difference(row, peak)) <= 2**-23
 
 
 def constants(of: Sequence[Row], found: Sequence[int | None]) -> dict[tuple[str, str], int]:
