@@ -1,4 +1,4 @@
-"""Peaks of single kernels, published for physical GPUs, beside those on the virtual GPU, in about three minutes.
+"""Peaks of single kernels, published for physical GPUs, beside those on the virtual GPU, in about two minutes.
 
 `python benchmarks/kernels.py [--write docs/physical-kernels.md]`
 """
@@ -36,6 +36,8 @@ FOOT = """## Inferred
   So a peak depends on what is cached, by up to 1 MiB a tensor. The benchmarks measure speed before memory and do not
   empty the cache between sizes. Here every size runs once first, in the order of the file; Liger's own kernels, which
   ran in between, do not.
+- **The median counts**, of five iterations here, of ten in the benchmarks. In some iterations autograd's thread still
+  holds gradients of the one before.
 - **Routing.** `fused_moe` routes at random. The virtual GPU computes no values, so the number of tokens of each expert
   comes from another random generator of the same distribution.
 - **Preferences.** In `kto_loss` half of the sequences are preferred, because which ones were is not known.
@@ -55,7 +57,8 @@ FOOT = """## Inferred
 - **`multi_token_attention`.** A convolution in bfloat16. `sparse_multi_token_attention` is the same convolution in
   float32, and equal but for one row. cuDNN's workspaces, which hold transposed copies, are 0 bytes on the virtual GPU.
 - **`sparse_multi_token_attention`, L 32.** 5.5 KiB of 464. Not explained.
-- **`fused_neighborhood_attention`, 3090, T 128.** 1 MiB of 70: a block larger than requested. The H100 is 0 off there.
+- **`fused_neighborhood_attention`, 3090, T 128.** 1 MiB of 70: a block larger than requested. The same row of the H100
+  is equal.
 
 ## Not compared
 
