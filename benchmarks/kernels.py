@@ -88,8 +88,8 @@ def summary(published: list[Row], found: list[int | None], more: dict[tuple[str,
     total = near + len(held)
     return f"""Of {count} rows {len(ran)} ran. **{same} are equal, {nearer} within 0.1 %, {near} within 1 %** \
 ({100 * near / count:.1f} % of all); {len(ran) - near} are beyond.
-Of those beyond, {len(held)} differ by a constant of their configuration, the median of its rows' differences: without it \
-they are
+Of those beyond, {len(held)} differ by a constant of their configuration, the median of its rows' differences: \
+without it they are
 within 0.1 %. Counted so, which is a fit, {total} rows ({100 * total / count:.1f} %) are within 1 %.
 """
 
