@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-import physical
+import physical_traces
 import pytest
 import traces
 import virtual
@@ -25,8 +25,8 @@ def device() -> None:
 
 
 @functools.cache
-def compared(file: Path) -> physical.Compared:
-    return physical.compared(file, {physical.ADDRESS: physical.ORDERS[physical.ADDRESS]})
+def compared(file: Path) -> physical_traces.Compared:
+    return physical_traces.compared(file, {physical_traces.ADDRESS: physical_traces.ORDERS[physical_traces.ADDRESS]})
 
 
 @pytest.mark.parametrize("file", traces.FILES, ids=traces.name)
@@ -59,4 +59,6 @@ def test_the_page_has_these_figures() -> None:
     for file in traces.FILES:
         found = compared(file)
         figures = (f"{found.reserved_peak:,}", f"{found.replayed.figures.reserved_peak:,}")
-        assert " | ".join((*figures, *physical.difference_cells(found))) in page, "run benchmarks/physical.py --write"
+        assert " | ".join((*figures, *physical_traces.difference_cells(found))) in page, (
+            "run benchmarks/physical_traces.py --write"
+        )

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import physical
+import physical_traces
 import pytest
 import traces
 import virtual
@@ -24,9 +24,9 @@ def device() -> None:
     virtual.environment(sys.executable)
 
 
-@pytest.mark.parametrize("file", physical.TRAINED, ids=traces.name)
+@pytest.mark.parametrize("file", physical_traces.TRAINED, ids=traces.name)
 def test_it_makes_the_same_requests_event_by_event(file: Path) -> None:
-    run = physical.repeated(file)
+    run = physical_traces.repeated(file)
     assert run.same_events() == len(run.published.codes)
     assert run.identical()
     had, has = run.published.recorded, run.repeated.recorded
@@ -38,7 +38,7 @@ def test_it_makes_the_same_requests_event_by_event(file: Path) -> None:
 
 
 def test_a_dry_run_says_of_as_many_that_they_were_checked() -> None:
-    assert len(physical.TRAINED) == 5
+    assert len(physical_traces.TRAINED) == 5
     assert CHECKED.startswith("Five public trainings made here the requests of a physical GPU, event by event. ")
     assert "twelve recorded traces" in CHECKED
     assert len(traces.FILES) == 12

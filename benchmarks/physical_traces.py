@@ -1,4 +1,4 @@
-"""Recorded traces of physical GPUs, replayed: `python benchmarks/physical.py [--write docs/physical.md]`.
+"""Recorded traces of physical GPUs, replayed: `python benchmarks/physical_traces.py [--write docs/physical.md]`.
 
 Each trace in tests/data/traces is replayed through the installed torch's allocator on the virtual GPU, and compared
 with what the physical device had. Then once for each order in which the blocks alive at its beginning may have been
@@ -165,7 +165,8 @@ def answer(found: list[Compared], trained: list[Repeated]) -> Iterator[str]:
         f"Of {len(trained)} of these traces the training is public. Run on the virtual GPU, it makes the same requests "
         f"event by event in {len(identical)} of {len(trained)}: {events:,} events."
     )
-    yield f"\nWith torch {found[0].replayed.torch}, by `python benchmarks/physical.py --write docs/physical.md`:\n"
+    command = "python benchmarks/physical_traces.py --write docs/physical.md"
+    yield f"\nWith torch {found[0].replayed.torch}, by `{command}`:\n"
 
 
 def wrapped(text: str, indent: str = "") -> str:
