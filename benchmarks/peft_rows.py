@@ -1,0 +1,211 @@
+"""PEFT's published memory, repeated: `python benchmarks/peft_rows.py [--only NAME] [--write docs/physical-peft.md]`.
+
+huggingface/peft trains Llama-3.2-3B with each of its methods on an NVIDIA L40S and publishes, among others, the mean of
+`torch.cuda.memory_allocated()` after each of the first 250 steps. Here the same model (from its configuration, without
+its values), adapter and optimizer do the same steps on a virtual L40S, each row in its own process.
+
+Run by hand: it needs peft, transformers and accelerate beside torch. No GPU, no download.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import NormalDist, mean
+from typing import Any
+
+from common import options, write
+
+from gpumon import virtual_gpu
+
+PUBLISHED = Path(__file__).parents[1] / "tests" / "data" / "peft_rows.json"
+BATCH, STEPS, BUCKET, EMPTIED_EVERY, LONGEST = 4, 40, 80, 10, 768
+SPREAD = 0.45
+FACTORIZATIONS = ("_linalg_svd", "_linalg_eigh", "linalg_qr", "linalg_inv_ex", "_linalg_solve_ex")
+LLAMA = {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+
+def main() -> None:
+    parser = options(__doc__, write=True)
+    parser.add_argument("--only", metavar="NAME", help="only rows whose name contains this")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    published = json.loads(PUBLISHED.read_text())
+    if args.row:
+        row = next(row for row in published["rows"] if row["experiment"] == args.row)
+        print(json.dumps(repeated(row, lengths(published["tokens_of_250_batches"] / 1000 - 1))))
+        return
+    rows = [row for row in published["rows"] if not args.only or args.only in row["experiment"]]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(in_child, rows))
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
+    write("PEFT's published memory, repeated", page(published, rows, found), args.write, f"Virtual L40S, {versions}")
+
+
+# ------------------------------------------------------------------------------------------------------ one row
+
+
+def in_child(row: dict[str, Any]) -> dict[str, Any]:
+    """What the row's own process prints, or its error's last line."""
+    environment = virtual_gpu.environment(profile="l40s")
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--row", row["experiment"]],
+            env={**environment, "TORCH_CUBLAS_WORKSPACE_CACHE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        virtual_gpu.remove_session(environment["VGPU_SESSION"])
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        print(row["experiment"], *lines[-12:], sep="\n    ", file=sys.stderr, flush=True)
+        return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(row["experiment"], f"{100 * (found['allocated_bytes'] / row['allocated_bytes'] - 1):+.3f} %", found, file=sys.stderr, flush=True)
+    return found
+
+
+def lengths(tokens: float) -> list[int]:
+    """The padded lengths of the batches, in order, if a sample has `tokens` tokens on average.
+
+    PEFT sorts each 80 samples by length, longest first, and pads batches of 4 to their longest. The lengths of samples
+    are inferred: lognormal with a deviation of `SPREAD`.
+    """
+    count = STEPS * BATCH
+    samples = [math.exp(NormalDist(0, SPREAD).inv_cdf((i + 0.5) / count)) for i in range(count)]
+    random.Random(0).shuffle(samples)
+    found = [min(LONGEST, round(tokens * sample / mean(samples))) for sample in samples]
+    return [
+        length
+        for first in range(0, count, BUCKET)
+        for length in sorted(found[first : first + BUCKET], reverse=True)[::BATCH]
+    ]
+
+
+def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
+    """Trains as PEFT's method_comparison/MetaMathQA/run.py does, and reads what it reads when it reads it."""
+    import peft
+    import torch
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    replaced = without_values()
+    torch.manual_seed(0)
+    torch.nn.Linear(1, 1).to("cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.max_memory_reserved()  # 2 MiB: what PEFT's script subtracts
+
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA), dtype=torch.bfloat16)
+    kind = None
+    if row["adapter"]:
+        settings = dict(row["adapter"])
+        kind = settings.pop("peft_type")
+        config = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(kind)](task_type="CAUSAL_LM", **settings)
+        model = peft.get_peft_model(model, config, autocast_adapter_dtype=row.get("autocast_adapter_dtype", True))
+    optimizer = an_optimizer(model, row)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+    model.eval()
+    tokens = torch.zeros(BATCH, LONGEST, dtype=torch.long).to("cuda")
+    base = model.disable_adapter() if kind else torch.no_grad()
+    with base, torch.inference_mode():  # the loss of the model before training
+        for _ in range(2):
+            outputs = model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    del outputs, tokens
+    model.train()
+
+    allocated = []
+    for step, length in enumerate(lengths, 1):
+        inputs = torch.zeros(BATCH, length, dtype=torch.long)
+        batch = {"input_ids": inputs.to("cuda"), "attention_mask": torch.ones_like(inputs).to("cuda")}
+        batch["labels"] = batch["input_ids"].clone()
+        optimizer.zero_grad()
+        outputs = model(**batch, num_items_in_batch=BATCH * length)
+        loss = outputs.loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if kind in ("ADALORA", "ADAMSS"):
+            model.base_model.update_and_allocate(step)
+        allocated.append(torch.cuda.memory_allocated() - before)
+        if step % EMPTIED_EVERY == 0:
+            torch.cuda.empty_cache()
+    del replaced
+    return {"allocated_bytes": mean(allocated), "trainable": trainable}
+
+
+def without_values() -> Any:
+    """Replaces factorizations, which the virtual GPU does not have, by uninitialized results of their shapes.
+
+    Returns the library: the replacements end with it.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    library = torch.library.Library("aten", "IMPL")
+
+    def replace(name: str) -> None:
+        operator = getattr(torch.ops.aten, name).default
+
+        def empty(*args: Any, **kwargs: Any) -> Any:
+            described = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
+            shapes = operator(*described[0], **described[1])
+            return tree_map_only(
+                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda"), shapes
+            )
+
+        library.impl(name, empty, "CUDA")
+
+    for name in FACTORIZATIONS:
+        replace(name)
+    return library
+
+
+def an_optimizer(model: Any, row: dict[str, Any]) -> Any:
+    import torch
+    from peft.optimizers import create_lorafa_optimizer
+
+    settings = row.get("optimizer_kwargs", {"lr": 1e-4, "weight_decay": 0.1})
+    if row.get("optimizer_type") == "lora-fa":
+        return create_lorafa_optimizer(model, **settings)
+    return torch.optim.AdamW(model.parameters(), **settings)
+
+
+# --------------------------------------------------------------------------------------------------------- page
+
+
+def page(published: dict[str, Any], rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    return ""
+
+
+if __name__ == "__main__":
+    main()
