@@ -13,10 +13,12 @@ import argparse
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import NormalDist, mean
@@ -27,9 +29,17 @@ from common import options, write
 from gpumon import virtual_gpu
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "data" / "peft_rows.json"
-BATCH, STEPS, BUCKET, EMPTIED_EVERY, LONGEST = 4, 40, 80, 10, 768
-SPREAD = 0.45
-FACTORIZATIONS = ("_linalg_svd", "_linalg_eigh", "linalg_qr", "linalg_inv_ex", "_linalg_solve_ex")
+FORK = multiprocessing.get_context("fork")
+WORKERS = os.cpu_count() or 1
+BATCH, STEPS, BUCKET, EMPTIED_EVERY, LONGEST = 4, 20, 80, 10, 768
+SPREAD = 0.35
+NOT_SUPPORTED = (
+    *("_linalg_svd", "_linalg_eigh", "linalg_qr", "linalg_inv_ex", "_linalg_solve_ex"),
+    *("_fft_r2c", "_fft_c2r", "_fft_c2c"),
+)
+MODEL_BYTES = 2 * 3_212_749_824
+NOTE = ""
+WHY: dict[str, str] = {}
 LLAMA = {
     "hidden_size": 3072,
     "intermediate_size": 8192,
@@ -55,42 +65,60 @@ LLAMA = {
 def main() -> None:
     parser = options(__doc__, write=True)
     parser.add_argument("--only", metavar="NAME", help="only rows whose name contains this")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     published = json.loads(PUBLISHED.read_text())
-    if args.row:
-        row = next(row for row in published["rows"] if row["experiment"] == args.row)
-        print(json.dumps(repeated(row, lengths(published["tokens_of_250_batches"] / 1000 - 1))))
-        return
     rows = [row for row in published["rows"] if not args.only or args.only in row["experiment"]]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(in_child, rows))
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
-    write("PEFT's published memory, repeated", page(published, rows, found), args.write, f"Virtual L40S, {versions}")
-
-
-# ------------------------------------------------------------------------------------------------------ one row
-
-
-def in_child(row: dict[str, Any]) -> dict[str, Any]:
-    """What the row's own process prints, or its error's last line."""
-    environment = virtual_gpu.environment(profile="l40s")
+    if args.child:
+        print(json.dumps(all_rows(rows, lengths(published["tokens_of_250_batches"] / 1000 - 1))))
+        return
+    environment = virtual_gpu.environment(profile="l40s", memory=f"{48 * WORKERS}GiB")
     try:
         done = subprocess.run(
-            [sys.executable, __file__, "--row", row["experiment"]],
+            [sys.executable, __file__, "--child", *sys.argv[1:]],
             env={**environment, "TORCH_CUBLAS_WORKSPACE_CACHE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
+            check=True,
+            stdout=subprocess.PIPE,
             text=True,
         )
     finally:
         virtual_gpu.remove_session(environment["VGPU_SESSION"])
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        print(row["experiment"], *lines[-12:], sep="\n    ", file=sys.stderr, flush=True)
-        return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(row["experiment"], f"{100 * (found['allocated_bytes'] / row['allocated_bytes'] - 1):+.3f} %", found, file=sys.stderr, flush=True)
-    return found
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
+    found = json.loads(done.stdout.splitlines()[-1])
+    write("PEFT's published memory, repeated", page(rows, found), args.write, f"Virtual L40S, {versions}")
+
+
+def all_rows(rows: list[dict[str, Any]], lengths: list[int]) -> list[dict[str, Any]]:
+    """Each row in its own process, forked from this one, which has imported what they need but not used CUDA."""
+    import peft
+    import transformers.models.llama.modeling_llama
+
+    del peft, transformers
+
+    def forked(row: dict[str, Any]) -> dict[str, Any]:
+        receiver, sender = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=in_fork, args=(row, lengths, sender))
+        process.start()
+        sender.close()
+        try:
+            found: dict[str, Any] = receiver.recv()
+        except EOFError:
+            process.join()
+            found = {"error": f"exit code {process.exitcode}"}
+        process.join()
+        print(row["experiment"], found, file=sys.stderr, flush=True)
+        return found
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return list(pool.map(forked, rows))
+
+
+def in_fork(row: dict[str, Any], lengths: list[int], sender: Any) -> None:
+    try:
+        sender.send(repeated(row, lengths))
+    except Exception as error:
+        traceback.print_exc()
+        sender.send({"error": f"{type(error).__name__}: {error}".splitlines()[0]})
 
 
 def lengths(tokens: float) -> list[int]:
@@ -113,6 +141,7 @@ def lengths(tokens: float) -> list[int]:
 def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
     """Trains as PEFT's method_comparison/MetaMathQA/run.py does, and reads what it reads when it reads it."""
     import peft
+    import peft.tuners.boft.layer as boft
     import torch
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -126,13 +155,14 @@ def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA), dtype=torch.bfloat16)
     kind = None
+    boft._FBD_CUDA = BlockDiagonal  # else compiled at first use
     if row["adapter"]:
         settings = dict(row["adapter"])
         kind = settings.pop("peft_type")
         config = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(kind)](task_type="CAUSAL_LM", **settings)
         model = peft.get_peft_model(model, config, autocast_adapter_dtype=row.get("autocast_adapter_dtype", True))
     optimizer = an_optimizer(model, row)
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trainable = model.get_nb_trainable_parameters()[0] if kind else model.num_parameters()
 
     model.eval()
     tokens = torch.zeros(BATCH, LONGEST, dtype=torch.long).to("cuda")
@@ -164,7 +194,7 @@ def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
 
 
 def without_values() -> Any:
-    """Replaces factorizations, which the virtual GPU does not have, by uninitialized results of their shapes.
+    """Replaces the kernels of cuSOLVER and cuFFT, which the virtual GPU does not have, by uninitialized results of their shapes.
 
     Returns the library: the replacements end with it.
     """
@@ -185,9 +215,22 @@ def without_values() -> Any:
 
         library.impl(name, empty, "CUDA")
 
-    for name in FACTORIZATIONS:
+    for name in NOT_SUPPORTED:
         replace(name)
     return library
+
+
+class BlockDiagonal:
+    """BOFT's CUDA extension, without values: (N, D, H, H) to (N, D·H, D·H) and back."""
+
+    @staticmethod
+    def forward(blocks: Any) -> tuple[Any]:
+        count, number, size, _ = blocks.shape
+        return (blocks.new_empty(count, number * size, number * size),)
+
+    @staticmethod
+    def backward(_: Any, blocks: Any) -> tuple[Any]:
+        return (blocks.new_empty(blocks.shape),)
 
 
 def an_optimizer(model: Any, row: dict[str, Any]) -> Any:
@@ -203,8 +246,34 @@ def an_optimizer(model: Any, row: dict[str, Any]) -> Any:
 # --------------------------------------------------------------------------------------------------------- page
 
 
-def page(published: dict[str, Any], rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
-    return ""
+def page(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    differences = [
+        abs(got["allocated_bytes"] / row["allocated_bytes"] - 1)
+        for row, got in zip(rows, found, strict=True)
+        if "error" not in got
+    ]
+    within = {limit: sum(d <= limit / 100 for d in differences) for limit in (0.1, 0.5, 1)}
+    lines = [
+        f"Of {len(rows)} rows {within[0.1]} are within 0.1 % of the published figure, {within[0.5]} within 0.5 %, "
+        f"{within[1]} within 1 %; {len(differences) - within[1]} are beyond, and {len(rows) - len(differences)} could "
+        "not be repeated.",
+        NOTE,
+        "| adapter | published MB | repeated MB | difference MB | % | % of the rest | trainable parameters | why |",
+        "|---|--:|--:|--:|--:|--:|---|---|",
+    ]
+    for row, got in zip(rows, found, strict=True):
+        name, published = row["experiment"], row["allocated_bytes"]
+        why = WHY.get(name, "")
+        if "error" in got:
+            lines.append(f"| {name} | {published / 1e6:,.1f} | not repeated |  |  |  |  | {why or got['error']} |")
+            continue
+        more = got["allocated_bytes"] - published
+        same = "equal" if got["trainable"] == row["trainable"] else f"{got['trainable']:,}, not {row['trainable']:,}"
+        lines.append(
+            f"| {name} | {published / 1e6:,.1f} | {got['allocated_bytes'] / 1e6:,.1f} | {more / 1e6:+,.1f} "
+            f"| {100 * more / published:+.3f} | {100 * more / (published - MODEL_BYTES):+.2f} | {same} | {why} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
