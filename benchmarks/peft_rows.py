@@ -19,6 +19,7 @@ import random
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import NormalDist, mean
@@ -70,7 +71,9 @@ def main() -> None:
     published = json.loads(PUBLISHED.read_text())
     rows = [row for row in published["rows"] if not args.only or args.only in row["experiment"]]
     if args.child:
-        print(json.dumps(all_rows(rows, lengths(published["tokens_of_250_batches"] / 1000 - 1))))
+        import peft
+
+        print(json.dumps({"peft": peft.__version__, "rows": all_rows(rows, lengths(published["tokens_of_250_batches"] / 1000 - 1))}))
         return
     environment = virtual_gpu.environment(profile="l40s", memory=f"{48 * WORKERS}GiB")
     try:
@@ -83,17 +86,17 @@ def main() -> None:
         )
     finally:
         virtual_gpu.remove_session(environment["VGPU_SESSION"])
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
     found = json.loads(done.stdout.splitlines()[-1])
-    write("PEFT's published memory, repeated", page(rows, found), args.write, f"Virtual L40S, {versions}")
+    torch, transformers = (importlib.metadata.version(name) for name in ("torch", "transformers"))
+    machine = f"Virtual L40S, torch {torch}, transformers {transformers}, peft {found['peft']}"
+    write("PEFT's published memory, repeated", page(rows, found["rows"]), args.write, machine)
 
 
 def all_rows(rows: list[dict[str, Any]], lengths: list[int]) -> list[dict[str, Any]]:
     """Each row in its own process, forked from this one, which has imported what they need but not used CUDA."""
-    import peft
     import transformers.models.llama.modeling_llama
 
-    del peft, transformers
+    del transformers
 
     def forked(row: dict[str, Any]) -> dict[str, Any]:
         receiver, sender = FORK.Pipe(duplex=False)
@@ -141,7 +144,6 @@ def lengths(tokens: float) -> list[int]:
 def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
     """Trains as PEFT's method_comparison/MetaMathQA/run.py does, and reads what it reads when it reads it."""
     import peft
-    import peft.tuners.boft.layer as boft
     import torch
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -155,11 +157,12 @@ def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA), dtype=torch.bfloat16)
     kind = None
-    boft._FBD_CUDA = BlockDiagonal  # else compiled at first use
     if row["adapter"]:
         settings = dict(row["adapter"])
         kind = settings.pop("peft_type")
         config = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(kind)](task_type="CAUSAL_LM", **settings)
+        if kind in STAND_INS:
+            STAND_INS[kind](config)
         model = peft.get_peft_model(model, config, autocast_adapter_dtype=row.get("autocast_adapter_dtype", True))
     optimizer = an_optimizer(model, row)
     trainable = model.get_nb_trainable_parameters()[0] if kind else model.num_parameters()
@@ -194,7 +197,9 @@ def repeated(row: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
 
 
 def without_values() -> Any:
-    """Replaces the kernels of cuSOLVER and cuFFT, which the virtual GPU does not have, by uninitialized results of their shapes.
+    """Replaces the kernels of cuSOLVER and cuFFT, which the virtual GPU does not have, by zeros of the same shapes.
+
+    Those of the CPU too: some methods factorize each weight there, which takes long and means nothing here.
 
     Returns the library: the replacements end with it.
     """
@@ -206,22 +211,29 @@ def without_values() -> Any:
     def replace(name: str) -> None:
         operator = getattr(torch.ops.aten, name).default
 
-        def empty(*args: Any, **kwargs: Any) -> Any:
+        def zeros(*args: Any, **kwargs: Any) -> Any:
             described = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
             shapes = operator(*described[0], **described[1])
+            device = next(value.device for value in args if isinstance(value, torch.Tensor))
             return tree_map_only(
-                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda"), shapes
+                torch.Tensor,
+                lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device).zero_(),
+                shapes,
             )
 
-        library.impl(name, empty, "CUDA")
+        library.impl(name, zeros, "CUDA")
+        library.impl(name, zeros, "CPU")
 
     for name in NOT_SUPPORTED:
         replace(name)
     return library
 
 
+# ------------------------------------------- parts of PEFT whose shapes or time depend on values, by adapter type
+
+
 class BlockDiagonal:
-    """BOFT's CUDA extension, without values: (N, D, H, H) to (N, D·H, D·H) and back."""
+    """BOFT's CUDA extension, compiled at first use: (N, D, H, H) to (N, D·H, D·H) and back."""
 
     @staticmethod
     def forward(blocks: Any) -> tuple[Any]:
@@ -231,6 +243,42 @@ class BlockDiagonal:
     @staticmethod
     def backward(_: Any, blocks: Any) -> tuple[Any]:
         return (blocks.new_empty(blocks.shape),)
+
+
+def boft(_: Any) -> None:
+    from peft.tuners.boft import layer
+
+    layer._FBD_CUDA = BlockDiagonal
+
+
+def frod(_: Any) -> None:
+    """The common basis of a kind of projection: square, on the CPU."""
+    from peft.tuners.frod import model
+
+    model._projection_from_weights = lambda matrices, _: matrices[0].new_zeros(2 * [matrices[0].shape[1]])
+
+
+def adamss(_: Any) -> None:
+    """Clusters of equal size. On real weights k-means makes them, of different sizes with the same sum."""
+    import torch
+    from peft.tuners.adamss import layer
+
+    layer.clustering_Z = lambda rows, count, _: (torch.arange(rows.shape[0]) % count, count)
+
+
+def shira(config: Any) -> None:
+    """As many trained elements, in the first rows instead of random ones: `nonzero` needs the mask's values."""
+    import torch
+
+    def mask(base: Any, r: int, **_: Any) -> Any:
+        elements = torch.zeros(base.weight.numel())
+        elements[: r * sum(base.weight.shape)] = 1
+        return elements.view(base.weight.shape)
+
+    config.mask_fn = mask
+
+
+STAND_INS: dict[str, Callable[[Any], None]] = {"BOFT": boft, "FROD": frod, "ADAMSS": adamss, "SHIRA": shira}
 
 
 def an_optimizer(model: Any, row: dict[str, Any]) -> Any:
