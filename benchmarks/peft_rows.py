@@ -4,12 +4,14 @@ huggingface/peft trains Llama-3.2-3B with each of its methods on an NVIDIA L40S 
 `torch.cuda.memory_allocated()` after each of the first 250 steps. Here the same model (from its configuration, without
 its values), adapter and optimizer do the same steps on a virtual L40S, each row in its own process.
 
-Run by hand: it needs peft, transformers and accelerate beside torch. No GPU, no download.
+Run by hand, without a GPU; nothing is downloaded. Beside torch it needs, without being a dependency of the project:
+`pip install git+https://github.com/huggingface/peft@d787f51bb transformers accelerate scikit-learn`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import math
@@ -18,9 +20,9 @@ import os
 import random
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import NormalDist, mean
 from typing import Any
@@ -143,12 +145,8 @@ def all_rows(rows: list[dict[str, Any]], lengths: list[int]) -> list[dict[str, A
         return list(pool.map(forked, rows))
 
 
-def in_fork(row: dict[str, Any], lengths: list[int], sender: Any) -> None:
-    try:
-        sender.send(repeated(row, lengths))
-    except Exception as error:
-        traceback.print_exc()
-        sender.send({"error": f"{type(error).__name__}: {error}".splitlines()[0]})
+def in_fork(row: dict[str, Any], lengths: list[int], sender: Connection) -> None:
+    sender.send(repeated(row, lengths))
 
 
 def lengths(tokens: float) -> list[int]:
@@ -259,6 +257,10 @@ def without_values() -> Any:
 # ------------------------------------------- parts of PEFT whose shapes or time depend on values, by adapter type
 
 
+def tuner(name: str) -> Any:
+    return importlib.import_module(f"peft.tuners.{name}")
+
+
 class BlockDiagonal:
     """BOFT's CUDA extension, compiled at first use: (N, D, H, H) to (N, D·H, D·H) and back."""
 
@@ -273,30 +275,26 @@ class BlockDiagonal:
 
 
 def boft(_: Any) -> None:
-    from peft.tuners.boft import layer
-
-    layer._FBD_CUDA = BlockDiagonal
+    tuner("boft.layer")._FBD_CUDA = BlockDiagonal
 
 
 def frod(_: Any) -> None:
     """The common basis of a kind of projection: square, on the CPU. And sparse tensors as if without duplicates."""
     import torch
-    from peft.tuners.frod import model
 
     def coalesce(sparse: Any) -> Any:
         indices, values = sparse._indices().clone(), sparse._values().clone()
         return torch.sparse_coo_tensor(indices, values, sparse.shape, is_coalesced=True)
 
     torch.library.impl("aten::_coalesce", "SparseCUDA", coalesce)
-    model._projection_from_weights = lambda matrices, _: matrices[0].new_zeros(2 * [matrices[0].shape[1]])
+    tuner("frod.model")._projection_from_weights = lambda matrices, _: matrices[0].new_zeros(2 * [matrices[0].shape[1]])
 
 
 def adamss(_: Any) -> None:
     """Clusters of equal size. On real weights k-means makes them, of different sizes with the same sum."""
     import torch
-    from peft.tuners.adamss import layer
 
-    layer.clustering_Z = lambda rows, count, _: (torch.arange(rows.shape[0]) % count, count)
+    tuner("adamss.layer").clustering_Z = lambda rows, count, _: (torch.arange(rows.shape[0]) % count, count)
 
 
 def shira(config: Any) -> None:
