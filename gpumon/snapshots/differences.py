@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from gpumon.analysis.units import exact, percent, size
-from gpumon.snapshots.summary import DeviceSummary, Moment, Part, Use, parts, short
+from gpumon.snapshots.summary import DeviceSummary, Moment, Part, Use, mark_of, parts, short
 
 Kind = Literal["line", "size", "mark"]
 
@@ -84,10 +84,11 @@ def _answer(when: str, found: MomentChange) -> str:
 
 
 def _moment(one: Moment, other: Moment) -> MomentChange:
+    marked = bool(one.by_mark or other.by_mark)  # if one side has any, the other's blocks are without a mark, not gone
     changes = [
         *_changes("line", one.by_line, other.by_line),
         *_changes("size", parts(one.uses, _size), parts(other.uses, _size)),
-        *_changes("mark", one.by_mark, other.by_mark),
+        *(_changes("mark", parts(one.uses, mark_of), parts(other.uses, mark_of)) if marked else ()),
     ]
     changes.sort(key=lambda each: (-abs(each.bytes), -abs(each.blocks), each.name))
     return MomentChange((one.requested, other.requested), (one.reserved, other.reserved), tuple(changes))

@@ -259,7 +259,7 @@ def _moment(uses: Iterable[Use], reserved: int | None) -> Moment:
         all_uses,
         parts(all_uses, lambda use: use.line),
         parts(all_uses, lambda use: _class(use.bytes)),
-        parts(all_uses, _mark) if marked else (),
+        parts(all_uses, mark_of) if marked else (),
     )
 
 
@@ -287,7 +287,7 @@ def _class(requested: int) -> str:
     return next((name for most, name in _CLASSES if requested <= most), "over 1 GiB")
 
 
-def _mark(use: Use) -> str:
+def mark_of(use: Use) -> str:
     return use.mark if use.mark is not None else BEFORE if use.event is None else "without a mark"
 
 

@@ -208,3 +208,19 @@ def test_the_peaks_are_compared_if_both_are_known() -> None:
     (found,) = compare([step], [plain])
     assert found.peak is None
     assert found.answer.startswith("Requested at the end is 94.4 % lower in B: 18.0 MiB → 1.00 MiB; most: ")
+
+
+@pytest.mark.parametrize("marked_first", [True, False])
+def test_blocks_without_a_mark_are_not_gone_if_the_other_file_has_marks(marked_first: bool) -> None:
+    def of(mark: str) -> tuple[DeviceSummary, ...]:
+        events = [event("alloc", BASE, 2 * MIB), event("alloc", BASE + 2 * MIB, MIB, user_metadata=mark)]
+        return summarized([segment(block(2 * MIB), block(MIB))], events)
+
+    pair = (of("epoch 3"), of("")) if marked_first else (of(""), of("epoch 3"))
+    (found,) = compare(*pair)
+    assert found.peak is not None
+    marks = [(each.name, each.what, each.blocks) for each in found.peak.changes if each.kind == "mark"]
+    some, none = ("gone", -1), ("grew", 1)
+    if not marked_first:
+        some, none = ("new", 1), ("shrank", -1)
+    assert marks == [("epoch 3", *some), ("without a mark", *none)]
