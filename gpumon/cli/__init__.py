@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "whatif": ("gpumon.cli.whatif", "Estimate a recorded run with another batch, precision or optimizer."),
     "explain": ("gpumon.cli.explain", "Explain an out-of-memory: what failed, why, and what helps."),
     "snapshot": ("gpumon.cli.snapshot", "Show what a PyTorch memory snapshot file holds, or compare two."),
+    "contribute": ("gpumon.cli.contribute", "Write what this machine can add to the comparison with physical GPUs."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
     "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
     "doctor": ("gpumon.cli.doctor", "Show what gpumon finds on this machine, and what is missing."),

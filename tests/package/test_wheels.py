@@ -108,7 +108,7 @@ def test_every_viewer_module_runs_on_what_is_declared_and_without_torch(without_
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         "gpumon.analysis.estimate.on_meta", "gpumon.analysis.estimate.ranks", "gpumon.cli.exporting",
-        "gpumon.demo.train", "gpumon.export.prometheus", "gpumon.snapshots.replay_child",
+        "gpumon.demo.train", "gpumon.export.prometheus", "gpumon.host.context_probe", "gpumon.snapshots.replay_child",
     ]  # fmt: skip
 
 
