@@ -631,16 +631,17 @@ def test_address_space_runs_out(run: Run) -> None:
     """Wherever it does: no helper and the reason, or a helper; training goes on."""
     outcomes, left = run("""
         size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
-        outcomes = []
+        outcomes, unlimited = [], (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         for more in range(0, 2 << 20, 32 << 10):
             resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.RLIM_INFINITY))
+            why = None
             try:
                 spawn.start("pass", memory)
-                outcome = "started"
             except spawn.CannotStart as error:
-                outcome = str(error)
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            outcomes.append(outcome)
+                why = error
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, unlimited)  # before anything here needs memory
+            outcomes.append("started" if why is None else str(why))
         print(json.dumps([outcomes, [wait(), buried()]]))
     """)
     assert outcomes[0] != "started"
