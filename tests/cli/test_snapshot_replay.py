@@ -78,7 +78,7 @@ def test_a_device_that_is_too_small(device: None, capsys: pytest.CaptureFixture[
     assert show_replay(trace, (EXPANDABLE,), size, as_json=False) == 0
     capsys.readouterr()
     assert show_replay(trace, ("roundup_power2_divisions:16",), size, as_json=False) == 1
-    assert capsys.readouterr().out.startswith(f"It does not fit Virtual {size}; nor with this setting.\n")
+    assert capsys.readouterr().out.startswith(f"It does not fit {size}; nor with this setting.\n")
     assert show_replay(trace, ("backend:native", "roundup_power2_divisions:16"), size, as_json=True) == 1
     stated = json.loads(capsys.readouterr().out)
     assert (stated["type"], stated["device_bytes"], stated["events"]) == ("snapshot_replay", CONTEXT + 250 * MIB, 6)
