@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Run, apply, frame_of, rank_of
 
-from gpumon.session.rank import Rank
+from gpumon.session.rank import KNOWN_MAX, Rank
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
@@ -100,6 +100,16 @@ def test_figures_that_come_again_are_the_same_objects() -> None:
     first, _, third = (record.phases[0] for record in rank.steps)
     assert first.allocated_peak is third.allocated_peak
     assert first.allocated is third.allocated
+
+
+def test_the_figures_that_are_known_are_of_the_newest_steps() -> None:
+    rank, most = Rank("x", StoreLimits(), 0), 0
+    for step in range(1_000):
+        phase = wire.Phase(step, "forward", 0, 0, step, 1, (1 << 40) + step, (1 << 41) + step)
+        for seq, event in enumerate((phase, wire.Step(step, step, 1)), 2 * step):
+            rank.apply(wire.Received("x", 1, event, seq))
+        most = max(most, len(rank._known))
+    assert KNOWN_MAX < most <= KNOWN_MAX + 8
 
 
 def test_a_frame_cannot_be_changed() -> None:
