@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import multiprocessing
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,8 @@ Inferred:
 - Attention keeps no scores (flash or Triton), and the loss no logits in fp32 (`fused_crossentropy`, MPT's default).
 - Each block is a unit of FSDP. SHARD_GRAD_OP is computed as ZeRO 2.
 
-Not tried: rows in fp8, for which the estimate has no precision.
+Not tried: rows in fp8, for which the estimate has no precision. Torchtune's and torchtitan's published peaks are not
+repeated.
 """
 
 
@@ -106,7 +108,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         return normalizers.sum()
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
         return torch.empty_like(ctx.saved_tensors[0]), None
 
 
@@ -162,7 +164,7 @@ def work_of(row: Row) -> Workload:
 
 def batches(tokens: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     def made(batch: int) -> tuple[Tensor, Tensor]:
-        return tuple(torch.zeros(batch, tokens, dtype=torch.long) for _ in range(2))  # type: ignore[return-value]
+        return tuple(torch.zeros(batch, tokens, dtype=torch.long) for _ in range(2))
 
     return made
 
@@ -194,17 +196,21 @@ def page(rows: list[Row], found: list[Estimated]) -> str:
 def lines(rows: list[Row], found: list[Estimated]) -> Iterator[str]:
     holding = [each for each in found if each.fits]
     same = sum(each.parameters == each.row.parameters for each in found)
-    yield f"Of {len(rows)} published rows"
-    yield f"{len(found)} were tried: each ran on its GPUs, and the estimate says of {len(holding)} that they fit, of"
-    yield f"{len(found) - len(holding)} that they do not. The model has the published number of parameters in {same}."
+    said = (
+        f"Of {len(rows)} published rows {len(found)} were tried. Each ran on its GPUs; the estimate says of "
+        f"{len(holding)} that they fit, of {len(found) - len(holding)} that they do not. The model has the published "
+        f"number of parameters in {same}."
+    )
+    yield textwrap.fill(said, 120)
     yield NOTE
     yield "| the estimate's share of the device | rows |\n|---|--:|"
     for low, high in ((0, 25), (25, 50), (50, 75), (75, 90), (90, 100), (100, 1000)):
         count = sum(low <= 100 * each.share < high for each in found)
         yield f"| {f'{low} to {high} %' if high <= 100 else 'more than 100 %'} | {count} |"
-    yield "\n## Rows of which the estimate says that they do not fit\n"
-    yield "| model | tokens | GPUs | micro batch | precision | sharding | checkpointing | estimate | % of the device |"
-    yield "|---|--:|---|--:|---|---|---|--:|--:|"
+    if len(holding) < len(found):
+        yield "\n## Rows of which the estimate says that they do not fit\n"
+        yield "| model | tokens | GPUs | micro batch | precision | sharding | checkpointing | estimate | % of device |"
+        yield "|---|--:|---|--:|---|---|---|--:|--:|"
     for each in found:
         if not each.fits:
             row = each.row
