@@ -17,6 +17,9 @@ from gpumon.host import debugger
 from gpumon.link import LinkError
 
 ANSWERS_IN_S = 30.0
+TRIES = 10
+AGAIN = "its agent is at work"
+"""what gpumon_agent.shim.joining says if it was called amid the agent's own code"""
 _TORCH = "libtorch"
 _IN_MAIN = """try:
  exec(open({path!r}).read(), {{}})
@@ -92,6 +95,15 @@ def _until(end: float) -> Iterator[None]:
         time.sleep(0.02)
 
 
+def _insist(pid: int, function: str) -> str:
+    said = AGAIN
+    for _ in range(TRIES):
+        said = call(pid, function)
+        if said != AGAIN:
+            break
+    return said
+
+
 def everywhere(pid: int, function: str) -> list[int]:
     """Calls `function` in `pid` and its ranks. Those where it succeeded, at least one. Raises ClickException."""
     found = processes(pid)
@@ -102,7 +114,7 @@ def everywhere(pid: int, function: str) -> list[int]:
     reasons, done = [], []
     for each in found:
         try:
-            refused = call(each, function)
+            refused = _insist(each, function)
         except Failed as error:
             refused = str(error)
         if refused:

@@ -128,6 +128,23 @@ def test_what_waits_in_c_code_is_left_alone(home: Path, monkeypatch: pytest.Monk
         assert process.poll() is None
 
 
+def test_the_agent_is_not_removed_amid_its_own_code(home: Path) -> None:
+    at_work = """
+import torch, gpumon_agent
+model = torch.nn.Linear(2, 2)
+gpumon_agent.watch(model)
+print(1, flush=True)
+exec("import time\\nwhile True: time.sleep(0.01)", {"__name__": "gpumon_agent.at_work"})
+"""
+    with running(at_work) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert joining.call(process.pid, "leave") == joining.AGAIN
+        done = gpumon("detach", str(process.pid))
+        assert done.returncode == 1
+        assert done.stderr == f"Error: Nothing was changed: process {process.pid}: its agent is at work.\n"
+
+
 def test_without_torch_or_gdb_it_says_so(home: Path) -> None:
     with running("import time; print(1, flush=True); time.sleep(60)") as process:
         assert process.stdout is not None

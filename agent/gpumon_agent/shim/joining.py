@@ -12,6 +12,7 @@ from gpumon_agent.registry import REGISTRY
 
 NO_TORCH = "it has not imported torch"
 NOT_YET = "`import torch` is not complete"
+AGAIN = "its agent is at work"
 A_WORKER = "it is a worker of a DataLoader"
 
 
@@ -37,7 +38,19 @@ def leave() -> str:
     """Removes the agent. Empty if it has gone; else why not."""
     if REGISTRY.agent is None:
         return "it has no agent"
+    if _in_the_agent():
+        return AGAIN
     from gpumon_agent import stop
 
     stop()
     return ""
+
+
+def _in_the_agent() -> bool:
+    """Whether the instruction that was interrupted is the agent's own: what it uses must not go away."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("gpumon_agent."):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
