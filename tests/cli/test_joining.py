@@ -108,6 +108,8 @@ def test_all_ranks_of_a_launcher_are_joined_but_no_loader_worker(home: Path) -> 
         assert len(joining.processes(launcher.pid)) == 4
         try:
             assert set(joining.everywhere(launcher.pid, "join")) == ranks
+            workers = set(joining.processes(launcher.pid)) - ranks
+            assert {joining.call(worker, "join") for worker in workers} == {"it is a worker of a DataLoader"}
         finally:
             for rank in ranks:
                 os.kill(rank, 9)
