@@ -17,9 +17,6 @@ from gpumon.host import debugger
 from gpumon.link import LinkError
 
 ANSWERS_IN_S = 30.0
-TRIES = 10
-AGAIN = "its agent is at work"
-"""what gpumon_agent.shim.joining says if it was called amid the agent's own code"""
 _TORCH = "libtorch"
 _IN_MAIN = """try:
  exec(open({path!r}).read(), {{}})
@@ -30,21 +27,21 @@ except BaseException:
 """
 """Leaves no name in __main__. An exception out of a pending call would end the training; ctrl-c is raised again."""
 _SCRIPT = """
-import importlib, os
+import importlib, os, sys
+def tell(said):
+    with open({answer!r} + ".new", "w") as file:
+        file.write(said)
+    os.rename({answer!r} + ".new", {answer!r})
 try:
     importlib.invalidate_caches()
+    from gpumon_agent.shim import joining
+except ImportError as error:
+    tell(f"its Python has no gpumon ({{error}}): install it there with {{sys.executable}} -m pip install torch-gpumon")
+else:
     try:
-        from gpumon_agent.shim import joining
-    except ImportError as error:
-        said = "its Python has no gpumon (" + str(error) + "): install it there with " + __import__("sys").executable \\
-            + " -m pip install gpumon"
-    else:
-        said = joining.{function}()
-except Exception as error:
-    said = "the agent failed: " + repr(error)
-with open({answer!r} + ".new", "w") as file:
-    file.write(said)
-os.rename({answer!r} + ".new", {answer!r})
+        joining.{function}(tell)
+    except Exception as error:
+        tell(f"the agent failed: {{error!r}}")
 """
 
 
@@ -95,15 +92,6 @@ def _until(end: float) -> Iterator[None]:
         time.sleep(0.02)
 
 
-def _insist(pid: int, function: str) -> str:
-    said = AGAIN
-    for _ in range(TRIES):
-        said = call(pid, function)
-        if said != AGAIN:
-            break
-    return said
-
-
 def everywhere(pid: int, function: str) -> list[int]:
     """Calls `function` in `pid` and its ranks. Those where it succeeded, at least one. Raises ClickException."""
     found = processes(pid)
@@ -114,7 +102,7 @@ def everywhere(pid: int, function: str) -> list[int]:
     reasons, done = [], []
     for each in found:
         try:
-            refused = _insist(each, function)
+            refused = call(each, function)
         except Failed as error:
             refused = str(error)
         if refused:

@@ -141,7 +141,7 @@ exec("import time\\nwhile True: time.sleep(0.01)", {"__name__": "gpumon_agent.at
     with running(at_work) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert joining.call(process.pid, "leave") == joining.AGAIN
+        assert joining.call(process.pid, "leave") == "its agent is at work"
         done = gpumon("detach", str(process.pid))
         assert done.returncode == 1
         assert done.stderr == f"Error: Nothing was changed: process {process.pid}: its agent is at work.\n"
