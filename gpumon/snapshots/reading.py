@@ -9,7 +9,7 @@ Cost. 20 to 35 MB/s, and 3.6 to 5.5 times the file's size of memory (docs/snapsh
 
 from __future__ import annotations
 
-import gc
+import io
 import os
 import pickle
 import resource
@@ -18,18 +18,21 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 
 from gpumon.snapshots.model import Device, Segment, Snapshot
-from gpumon.snapshots.parsing import Malformed, parse, text
+from gpumon.snapshots.event_lists import EventLists
+from gpumon.snapshots.parsing import Malformed, Parser, text
 from gpumon.snapshots.trace import Figures, Trace
 
 MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 27, 16
 """A snapshot needs four to six times its size as Python objects."""
 TIME_BASE_S, BYTES_PER_S = 5, 2 << 20
 """Processor time; files are read at ten times this rate on a slow core."""
+READ_BYTES = 1 << 22
+"""Events are taken after each. Less than the first thousand events with their stacks would leave out a device."""
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from gpumon.snapshots.reading import main; main()"
 """The child uses this process's sys.path, not the current directory."""
 _NOT_ONE = "is not a memory snapshot"
@@ -115,6 +118,19 @@ class _Executes(Exception):
     """The pickle asks for a class or a function."""
 
 
+class _File(io.FileIO):
+    """Takes the finished events at each read: the file's objects would need several times its size."""
+
+    def __init__(self, fd: int, parser: Parser) -> None:
+        super().__init__(fd)
+        self._lists, self._parser = EventLists(), parser
+
+    def readinto(self, buffer: Any) -> int | None:
+        for events in self._lists.found():
+            self._parser.take(events)
+        return super().readinto(buffer)
+
+
 class _Values(pickle.Unpickler):
     """Admits only what a pickle holds without a class: numbers, texts, bytes, None, and lists, tuples, dicts, sets."""
 
@@ -131,12 +147,10 @@ def main() -> None:
     _limit(resource.RLIMIT_AS, MEMORY_BASE_BYTES + MEMORY_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, TIME_BASE_S + size // BYTES_PER_S)
     _limit(resource.RLIMIT_CORE, 0)
-    gc.disable()  # nothing is freed before the end, and looking for it takes longer than reading
-    with os.fdopen(0, "rb") as file:
-        try:
-            said = msgspec.msgpack.encode(_answer(file, size))
-        except MemoryError:
-            said = msgspec.msgpack.encode(_Answer(_TOO_MUCH))
+    try:
+        said = msgspec.msgpack.encode(_answer(size))
+    except MemoryError:
+        said = msgspec.msgpack.encode(_Answer(_TOO_MUCH))
     sys.stdout.buffer.write(said)
     sys.stdout.flush()
     os._exit(0)  # without freeing millions of objects one by one
@@ -148,9 +162,10 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most, hard))
 
 
-def _answer(file: IO[bytes], size: int) -> _Answer:
+def _answer(size: int) -> _Answer:
+    parser = Parser(size)
     try:
-        found = parse(_Values(file).load(), size)
+        found = parser.snapshot(_Values(io.BufferedReader(_File(0, parser), READ_BYTES)).load())
     except _Executes as error:
         return _Answer(
             f"asks to run {error}; a memory snapshot holds only numbers and texts, so nothing of it was read or run"
