@@ -4,7 +4,7 @@ A child process reads it, and sends back what was found as columns. Its unpickle
 that only lists, dicts, tuples, texts, bytes and numbers can come into being. Memory and processor time of the child
 are limited by the file's size: a few bytes can demand any amount of either, and a deeply nested key ends the process.
 
-Cost. 20 to 35 MB/s, and 3.6 to 5.5 times the file's size of memory (docs/snapshots.md).
+Cost. 20 to 35 MB/s. 2.3 times the file's size of memory with stacks, 3.9 times without (docs/snapshots.md).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
-from gpumon.snapshots.model import Device, Segment, Snapshot
 from gpumon.snapshots.event_lists import EventLists
+from gpumon.snapshots.model import Device, Segment, Snapshot
 from gpumon.snapshots.parsing import Malformed, Parser, text
 from gpumon.snapshots.trace import Figures, Trace
 
