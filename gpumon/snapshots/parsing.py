@@ -254,9 +254,9 @@ class _Events:
 
     def __init__(self, raw: list[Any], lines: Lines, marks: _Marks) -> None:
         self._raw, self._lines, self._marks = raw, lines, marks
-        self.codes, self.ids = array("B"), array("q")
-        self.bytes, self.streams = array("q"), array("q")
-        self.lines, self.marks = array("q"), array("q")
+        self.codes, self.bytes = array("B"), array("q")
+        self.ids, self.streams = array("i"), array("i")  # 4 bytes while the unpickler has most of its objects
+        self.lines, self.marks = array("i"), array("i")
         self._times, self._newest = array("Q"), ""  # of the allocations, in µs; the newest mark
         self.alive: dict[int, tuple[int, int]] = {}  # by address: number, requested bytes
         self._started: list[tuple[int, int, int]] = []  # address, requested bytes, line
@@ -339,12 +339,12 @@ class _Events:
         )
         start = tuple((number, self._started[at][1]) for number, at in enumerate(order))
         recorded = self._figures(segments, used.values())
-        trace = Trace(start, self.codes, ids, self.bytes, self.streams, settings, recorded)
+        trace = Trace(start, self.codes, ids, self.bytes, array("q", self.streams), settings, recorded)
         return Device(
             index,
             tuple(segments),
             trace,
-            array("q", (self._started[at][2] for at in order)) + self.lines,
+            array("q", chain((self._started[at][2] for at in order), self.lines)),
             array("q", chain(repeat(UNKNOWN, count), marks)),
             {address: final(number) for address, (number, _) in self.alive.items() if address in used},
             lost,

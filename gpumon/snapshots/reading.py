@@ -18,7 +18,7 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -50,7 +50,7 @@ class _Columns(msgspec.Struct, frozen=True):
     index: int
     segments: tuple[Segment, ...]
     start: tuple[tuple[int, int], ...] | None  # None: no trace
-    arrays: tuple[bytes, ...]  # codes, ids, bytes, streams of the trace; lines, marks
+    arrays: tuple[memoryview, ...]  # codes, ids, bytes, streams of the trace; lines, marks
     ends: dict[int, int]
     lost: int
     recorded: Figures | None
@@ -105,7 +105,7 @@ def _device(each: _Columns, settings: dict[str, str]) -> Device:
     return Device(each.index, each.segments, trace, lines, marks, each.ends, each.lost)
 
 
-def _array(typecode: str, content: bytes) -> array[int]:
+def _array(typecode: str, content: memoryview) -> array[int]:
     made: array[int] = array(typecode)
     made.frombytes(content)
     return made
@@ -186,6 +186,6 @@ def _answer(size: int) -> _Answer:
 def _columns(device: Device) -> _Columns:
     trace = device.trace
     events = (trace.codes, trace.ids, trace.bytes, trace.streams) if trace is not None else (array("q"),) * 4
-    arrays = tuple(cast(bytes, memoryview(each).cast("B")) for each in (*events, device.lines, device.marks))  # no copy
+    arrays = tuple(memoryview(each).cast("B") for each in (*events, device.lines, device.marks))
     start, recorded = (trace.start, trace.recorded) if trace is not None else (None, None)
     return _Columns(device.index, device.segments, start, arrays, dict(device.ends), device.lost, recorded)
