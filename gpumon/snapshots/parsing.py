@@ -49,7 +49,7 @@ def parse(root: Any, entries_max: int) -> Snapshot:
 
 class Parser:
     """Events may be taken before the rest of the file is known. What was taken is emptied, so that what is read makes
-    room for what is kept: an event or a list of events that a file refers to twice is refused.
+    room for what is kept: a device's event that is there twice, or a list of events of two devices, is refused.
 
     `entries_max`: of blocks and events together. A file has at least a byte for each, unless it repeats the same list.
     """
@@ -60,15 +60,19 @@ class Parser:
         self._events: dict[int, _Events] = {}  # by identity of the list, which they keep
 
     def take(self, events: list[Any]) -> None:
-        """Takes the events that the list has so far. Raises Malformed."""
+        """Takes the events that the list has so far. Raises Malformed if they are too many; what else is wrong with
+        them counts if the list is a device's: a file may have others (`host_traces`, torch 2.15)."""
         self._count(len(events))
         if not events:
             return
         known = self._events.get(id(events))
         if known is None:
             known = self._events[id(events)] = _Events(events, self._lines, self._marks)
-        for event in events:
-            known.take(event)
+        try:
+            for event in events if known.wrong is None else ():
+                known.take(event)
+        except Malformed as error:
+            known.wrong = error
         events.clear()
 
     def snapshot(self, root: Any) -> Snapshot:
@@ -99,12 +103,14 @@ class Parser:
         for each in traces:
             self.take(each)
         found = {number: id(each) for number, each in enumerate(traces) if id(each) in self._events}
-        if sorted(found.values()) != sorted(self._events):
-            raise Malformed("it has a list of events that is not that of one device")
+        if len(set(found.values())) < len(found):
+            raise Malformed("two devices have the same list of events")
         devices = []
         for number in sorted(by_device.keys() | found.keys()):
             own = sorted(by_device.get(number, ()), key=lambda segment: segment.address)
             events = self._events.pop(found[number]) if number in found else None
+            if events is not None and events.wrong is not None:
+                raise events.wrong
             devices.append(_device(number, own, events, settings))
         if not devices:
             raise Malformed("it has neither a segment nor an event; was it written before anything was allocated?")
@@ -254,6 +260,7 @@ class _Events:
 
     def __init__(self, raw: list[Any], lines: Lines, marks: _Marks) -> None:
         self._raw, self._lines, self._marks = raw, lines, marks
+        self.wrong: Malformed | None = None
         self.codes, self.bytes = array("B"), array("q")
         self.ids, self.streams = array("i"), array("i")  # 4 bytes while the unpickler has most of its objects
         self.lines, self.marks = array("i"), array("i")
