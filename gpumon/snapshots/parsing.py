@@ -152,8 +152,8 @@ class _Marks:
             inside = opened.setdefault(device, [])
             if each.get("stage") == "START":
                 inside.append(name)
-            elif inside:  # ends in another order are those of other threads
-                inside.pop()
+            elif name in inside:  # not always the innermost: other threads', and gpumon's phases
+                del inside[len(inside) - 1 - inside[::-1].index(name)]
             times = self._times.setdefault(device, [])
             times.append(max(at, times[-1]) if times else at)
             self._names.setdefault(device, []).append(inside[-1] if inside else "")
