@@ -2,7 +2,7 @@
 
 Each trace in tests/data/traces is replayed through the installed torch's allocator on the virtual GPU, and compared
 with what the physical device had. Then once for each order in which the blocks alive at its beginning may have been
-allocated, and for each setting that may need less memory. The training of five of them is run again, and its requests
+allocated, and for each setting that may need less memory. The run of eight of them is made again, and its requests
 are compared one by one.
 """
 
@@ -48,7 +48,7 @@ has no code, no names and no paths, is described before it is written, and is se
 PROFILE = "l40s"
 TRANSFORMER = Path(__file__).parents[1] / "tests" / "physical" / "transformer.py"
 TRAINED = [file for file in traces.FILES if file.name.startswith("Wedsonlin")]
-AUTOCAST = {("512", "training"), ("1024", "training")}
+AUTOCAST = {("512", "training"), ("512", "inference"), ("1024", "training")}
 WHY_RESERVED = "not known: the requests that built the cache, before the recorded step, were not recorded"
 LIMITS = """## What a trace cannot tell
 
@@ -240,8 +240,8 @@ def repeated_table(trained: list[Repeated]) -> Iterator[str]:
 
 `tests/physical/transformer.py` trains the model of Wedsonlin's traces from its beginning: unlike a replay, it builds
 the cache too, and finds out by itself what to request. The device was not sm_90 (its workspaces have 8,519,680 B); a
-virtual L40S stands in. Inferred: bf16 autocast for 512 and 1024 training, and that torch 2.15 keeps workspaces as 2.11
-did (`TORCH_CUBLAS_WORKSPACE_CACHE=1`).
+virtual L40S stands in. Inferred: bf16 autocast for 512 and for 1024 training, and that torch 2.15 keeps workspaces as
+2.11 did (`TORCH_CUBLAS_WORKSPACE_CACHE=1`).
 """
     yield "| run | events | the same | requested peak | | reserved peak | | | why |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|---|"

@@ -30,6 +30,7 @@ from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
 from gpumon_agent.oom.oom_reporter import OomReporter
+from gpumon_agent.oom.recorded_phases import RecordedPhases
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.shape_model.outlook import Followed, Outlooks
 from gpumon_agent.shape_model.verdict import expandable
@@ -111,6 +112,7 @@ class Agent:
         self.oom_reporter = self._make_oom_reporter()
         self.requests = self._make_requests()
         self.budget = self.requests.budget
+        self.recorded_phases = RecordedPhases(lambda: self.accounts.history.theirs)
         self.outlooks = Outlooks(
             self.recorder.append,
             self.budget,
@@ -166,6 +168,7 @@ class Agent:
             self._described,
             lambda: self.accounts.ledgers,
             self.inventory.groups,
+            lambda annotations, device: self.recorded_phases.annotated(annotations, self._now(), device),
         )
 
     def _make_requests(self) -> Requests:
@@ -231,7 +234,7 @@ class Agent:
 
     def _make_transport(self) -> Transport:
         return Transport(
-            Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)).drain,
+            Followed(self.recorder.drain, self.guard.protect("outlook's learning", self._drained)).drain,
             self.picture,
             self._state,
             self._descriptor,
@@ -240,6 +243,10 @@ class Agent:
             take=self.requests.take,
             mark=self.phases.quiet_mark,
         )
+
+    def _drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
+        self.outlooks.drained(events)
+        self.recorded_phases.drained(events)
 
     def _now(self) -> tuple[int, str, int]:
         return self.phases.where()
@@ -440,6 +447,7 @@ class Agent:
     def _oom(self, device: int, requested: int, total: int, free: int) -> None:
         step, phase, _ = self._now()
         self.phases.read_soon()
+        self._flush()  # the report's snapshot has the phases before this one
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.oom_reporter.of(oom))

@@ -22,6 +22,7 @@ from gpumon_agent._version import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("gpumon.cli.run", "Start a training script with the agent inside, its code unchanged."),
     "attach": ("gpumon.cli.attach", "Watch a running training process, live."),
+    "detach": ("gpumon.cli.detach", "Remove the agent from a running training process."),
     "ls": ("gpumon.cli.ls", "List the training processes that you can attach to."),
     "record": ("gpumon.cli.record", "Record a session to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded session on the same screens."),

@@ -41,6 +41,7 @@ def looks(command: F) -> F:
 @click.command("attach")
 @click.argument("target", metavar="[PID|NAME|ENDPOINT]", required=False)
 @click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
+@click.option("--inject", is_flag=True, help="Load the agent into process PID, which runs without it (needs gdb).")
 @click.option("--wait", is_flag=True, help="Wait for a training process to start.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
 @click.option("--once", "-1", is_flag=True, help="Print one picture as text, then exit; with --json: the newest step.")
@@ -52,6 +53,7 @@ def looks(command: F) -> F:
 def command(
     target: str | None,
     rank: int | None,
+    inject: bool,
     wait: bool,
     as_json: bool,
     once: bool,
@@ -63,6 +65,8 @@ def command(
 ) -> None:
     """Watch a training process that carries the agent (gpumon run …, or gpumon_agent.watch in its code).
 
+    A process without it can be given one while it trains: gpumon attach PID --inject; gpumon detach PID removes it.
+
     Without an argument: the only job, with all ranks of a torchrun. If there is none yet, or several: the Home screen,
     which shows every job of this machine as it starts. Quitting never affects the training. In a pipe, or with
     TERM=dumb, it prints one picture, as --once does.
@@ -70,6 +74,10 @@ def command(
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for need --json: the screen stays until you quit it")
     once = once or not (as_json or screen.usable())
+    if inject:
+        from gpumon.cli.joining import inject_into
+
+        inject_into(target)
     screen.import_asyncio()
     from gpumon import link
 
@@ -88,6 +96,10 @@ def command(
         if once:
             raise click.ClickException(sentence(str(error))) from error
     except link.LinkError as error:
+        if isinstance(error, link.NoAgent):
+            from gpumon.cli.outside import lines
+
+            say("\n".join(lines(error.pid)))
         if once or target is not None or not isinstance(error, link.NoJob):  # else the Home screen waits for one
             raise click.ClickException(sentence(str(error))) from error
     if once:

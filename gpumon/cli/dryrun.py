@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpumon.cli import exits
+from gpumon.cli import checked, exits
 from gpumon.cli.attach import looks
 from gpumon.cli.command_words import own_options_only
 from gpumon.cli.printing import say, say_only_ascii
@@ -34,12 +34,6 @@ NOT_MODELLED = (
     "The context's size is assumed (--context); memory of NCCL and cuDNN outside PyTorch's allocator is not counted."
 )
 """A summary of gpumon/virtual_gpu/README.md."""
-
-CHECKED = (
-    "Five public trainings made here the requests of a physical GPU, event by event. Of twelve recorded traces the "
-    "reserved peak is at most 0.5 % off (docs/physical.md)."
-)
-"""tests/physical holds these figures."""
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -207,4 +201,4 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
     else:
         from gpumon.cli.verdict import lines
 
-        say("\n".join(lines(outcome, CHECKED, NOT_MODELLED)))
+        say("\n".join(lines(outcome, checked.VIRTUAL_GPU, NOT_MODELLED)))

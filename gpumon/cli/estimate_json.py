@@ -13,6 +13,7 @@ from gpumon.analysis.estimate.sharding import RankShare
 from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.types import OWNERS, Breakdown
+from gpumon.cli import checked
 
 LINES = (*OWNERS, "rounding", "allocated")
 
@@ -35,6 +36,7 @@ def as_object(done: EstimateReport) -> dict[str, Any]:
         "ledger_peak": _ledger(high.at_peak),
         "phases": [_phase(phase) for phase in expected.phases],
         "sources": dict(expected.sources),
+        "checked": checked.ESTIMATE,
         "kv_cache": expected.played.kv_cache if expected.work.kv_cache else None,
         "floor": {"peak": done.floor.peak, "reserved": done.floor.reserved},
         "rule_of_thumb": asdict(done.thumb) if done.thumb is not None else None,

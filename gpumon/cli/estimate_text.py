@@ -14,6 +14,7 @@ from gpumon.analysis.estimate.sharding import RankShare
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.types import OWNERS
 from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, size, unit_for
+from gpumon.cli.checked import ESTIMATE
 from gpumon.cli.estimate_answer import named, of_shares, of_stages, row_name
 
 NAME, FIGURE = 13, 11
@@ -35,6 +36,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     yield from _table(done)
     yield from _limits(done)
     yield from _remedies(done)
+    yield from _checked()
 
 
 def _how(work: Workload, has_tokens: bool, forward: bool) -> Iterator[str]:
@@ -122,6 +124,7 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
         yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}{fits}"
     yield ""
     yield "Each line at its highest on a rank, not all at one moment. ZeRO 3 is FSDP."
+    yield from _checked()
 
 
 _SHORT = {
@@ -167,6 +170,11 @@ def _remedies(done: EstimateReport) -> Iterator[str]:
     idle = [remedy.title for remedy in done.remedies if remedy not in helping]
     if idle:
         yield from _wrapped(f"no help here: {'; '.join(idle)}")
+
+
+def _checked() -> Iterator[str]:
+    yield ""
+    yield from _wrapped(f"checked: {ESTIMATE}")
 
 
 def _wrapped(text: str, width: int = 80) -> Iterator[str]:

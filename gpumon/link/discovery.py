@@ -15,7 +15,7 @@ import msgspec
 from gpumon_agent import endpoint
 from gpumon_agent.endpoint import Descriptor
 
-from .errors import ForeignUser, LinkError, NoJob, NotGpumon
+from .errors import ForeignUser, LinkError, NoAgent, NoJob, NotGpumon
 
 LOOK_S = 0.1  # between two looks of a command that waits for an agent
 _BESIDE_DESCRIPTORS = (".sock", ".new", endpoint.CONTROL)
@@ -187,7 +187,7 @@ def _by_pid(pid: int, here: list[Descriptor]) -> tuple[Descriptor, ...]:
         )
     if endpoint.start_time(pid) is None:
         raise NoJob(f"process {pid} has ended", "`gpumon ls` lists the jobs that you can attach to")
-    raise NoJob(f"process {pid} has no gpumon agent", _HOW_TO_START)
+    raise NoAgent(pid)
 
 
 def _ancestors(pid: int) -> set[int]:

@@ -18,6 +18,17 @@ class NoJob(LinkError):
     """Nothing to attach to, under this name or at all."""
 
 
+class NoAgent(NoJob):
+    """A process of this user, without an agent."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"process {pid} has no gpumon agent",
+            f"`gpumon attach {pid} --inject` loads it while the process runs; or restart it under `gpumon run`",
+        )
+        self.pid = pid
+
+
 class NotAnswering(LinkError):
     """There is an agent, but it does not answer."""
 

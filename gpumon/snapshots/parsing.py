@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any
 
 from gpumon.snapshots import trace as actions
@@ -25,6 +26,7 @@ from gpumon.snapshots.trace import Figures, Trace
 BYTES_MAX = 1 << 50
 """More than any device has: sums of as many as a file can hold stay within 64 bits."""
 TOTAL_MAX = 1 << 62
+_MORE_ENTRIES = "it has more entries than bytes"
 DEVICES_MAX = 1024
 _CODES = {action: code for code, action in enumerate(actions.ACTIONS)} | {"free": actions.FREE_COMPLETED}
 _SEGMENT_SIGNS = {
@@ -41,39 +43,85 @@ class Malformed(Exception):
 
 
 def parse(root: Any, entries_max: int) -> Snapshot:
-    """Raises Malformed. Empties the lists of events, so that what is read makes room for what is kept.
+    """Raises Malformed. `entries_max`, and what becomes of the objects: see Parser."""
+    return Parser(entries_max).snapshot(root)
+
+
+class Parser:
+    """Events may be taken before the rest of the file is known. What was taken is emptied, so that what is read makes
+    room for what is kept: a device's event that is there twice, or a list of events of two devices, is refused.
 
     `entries_max`: of blocks and events together. A file has at least a byte for each, unless it repeats the same list.
     """
-    if type(root) is list:  # torch.cuda.memory_snapshot() alone
-        root = {"segments": root}
-    if type(root) is not dict or "segments" not in root:
-        raise Malformed("it has no segments")
-    segments = _list(root["segments"], "segments")
-    traces = [_list(each, "the events of a device") for each in _list(root.get("device_traces", []), "device_traces")]
-    if len(traces) > DEVICES_MAX:
-        raise Malformed(f"it has events of {len(traces):,} devices")
-    blocks = sum(len(_list(_dict(each, "a segment").get("blocks"), "blocks")) for each in segments)
-    annotations = _list(root.get("external_annotations", []), "external_annotations")
-    if len(segments) + blocks + sum(map(len, traces)) + len(annotations) > entries_max:
-        raise Malformed("it has more entries than bytes")
-    lines, marks = Lines(), _Marks(annotations)
-    by_device: dict[int, list[Segment]] = {}
-    for raw in segments:
-        number = _number(raw, "device", 0)
-        if number >= DEVICES_MAX:
-            raise Malformed(f"it has a device {number:,}")
-        by_device.setdefault(number, []).append(_segment(raw, lines))
-    settings = _settings(root.get("allocator_settings", {}))
-    devices = []
-    for number in sorted(by_device.keys() | {n for n, events in enumerate(traces) if events}):
-        own = sorted(by_device.get(number, ()), key=lambda segment: segment.address)
-        events = traces[number] if number < len(traces) else []
-        devices.append(_device(number, own, events, settings, lines, marks))
-    if not devices:
-        raise Malformed("it has neither a segment nor an event; was it written before anything was allocated?")
-    taken = _taken(root.get("gpumon"))
-    return Snapshot(tuple(devices), tuple(map(text, lines.texts)), tuple(map(text, marks.numbers)), settings, taken)
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_left = entries_max
+        self._lines, self._marks = Lines(), _Marks()
+        self._events: dict[int, _Events] = {}  # by identity of the list, which they keep
+
+    def take(self, events: list[Any]) -> None:
+        """Takes the events that the list has so far. Raises Malformed if they are too many; what else is wrong with
+        them counts if the list is a device's: a file may have others (`host_traces`, torch 2.15)."""
+        self._count(len(events))
+        if not events:
+            return
+        known = self._events.get(id(events))
+        if known is None:
+            known = self._events[id(events)] = _Events(events, self._lines, self._marks)
+        try:
+            for event in events if known.wrong is None else ():
+                known.take(event)
+        except Malformed as error:
+            known.wrong = error
+        events.clear()
+
+    def snapshot(self, root: Any) -> Snapshot:
+        """Raises Malformed."""
+        if type(root) is list:  # torch.cuda.memory_snapshot() alone
+            root = {"segments": root}
+        if type(root) is not dict or "segments" not in root:
+            raise Malformed("it has no segments")
+        segments = _list(root["segments"], "segments")
+        traces = [
+            _list(each, "the events of a device") for each in _list(root.get("device_traces", []), "device_traces")
+        ]
+        if len(traces) > DEVICES_MAX:
+            raise Malformed(f"it has events of {len(traces):,} devices")
+        blocks = sum(len(_list(_dict(each, "a segment").get("blocks"), "blocks")) for each in segments)
+        annotations = _list(root.get("external_annotations", []), "external_annotations")
+        self._count(len(segments) + blocks + len(annotations))
+        if sum(map(len, traces)) > self._entries_left:
+            raise Malformed(_MORE_ENTRIES)
+        by_device: dict[int, list[Segment]] = {}
+        for raw in segments:
+            number = _number(raw, "device", 0)
+            if number >= DEVICES_MAX:
+                raise Malformed(f"it has a device {number:,}")
+            by_device.setdefault(number, []).append(_segment(raw, self._lines))
+        settings = _settings(root.get("allocator_settings", {}))
+        self._marks.annotate(annotations)
+        for each in traces:
+            self.take(each)
+        found = {number: id(each) for number, each in enumerate(traces) if id(each) in self._events}
+        if len(set(found.values())) < len(found):
+            raise Malformed("two devices have the same list of events")
+        devices = []
+        for number in sorted(by_device.keys() | found.keys()):
+            own = sorted(by_device.get(number, ()), key=lambda segment: segment.address)
+            events = self._events.pop(found[number]) if number in found else None
+            if events is not None and events.wrong is not None:
+                raise events.wrong
+            devices.append(_device(number, own, events, settings))
+        if not devices:
+            raise Malformed("it has neither a segment nor an event; was it written before anything was allocated?")
+        taken = _taken(root.get("gpumon"))
+        lines, marks = self._lines.texts, self._marks.numbers
+        return Snapshot(tuple(devices), tuple(map(text, lines)), tuple(map(text, marks)), settings, taken)
+
+    def _count(self, entries: int) -> None:
+        self._entries_left -= entries
+        if self._entries_left < 0:
+            raise Malformed(_MORE_ENTRIES)
 
 
 def text(raw: str) -> str:
@@ -88,11 +136,13 @@ class _Marks:
     that called backward waits for them.
     """
 
-    def __init__(self, annotations: list[Any]) -> None:
+    def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
-        self._newest: dict[int, str] = {}  # by device
         self._times: dict[int, list[int]] = {}  # by device: when the innermost annotation changed
         self._names: dict[int, list[str]] = {}
+
+    def annotate(self, annotations: list[Any]) -> None:
+        """Raises Malformed."""
         opened: dict[int, list[str]] = {}
         for raw in annotations:
             each = _dict(raw, "an annotation")
@@ -102,24 +152,19 @@ class _Marks:
             inside = opened.setdefault(device, [])
             if each.get("stage") == "START":
                 inside.append(name)
-            elif inside:  # ends in another order are those of other threads
-                inside.pop()
+            elif name in inside:  # not always the innermost: other threads', and gpumon's phases
+                del inside[len(inside) - 1 - inside[::-1].index(name)]
             times = self._times.setdefault(device, [])
             times.append(max(at, times[-1]) if times else at)
             self._names.setdefault(device, []).append(inside[-1] if inside else "")
 
-    def of(self, event: dict[str, Any], device: int, by_autograd: bool) -> int:
-        mark = event.get("user_metadata", "")
-        if type(mark) is not str:
-            raise Malformed("user_metadata is no text")
-        if mark:
-            self._newest[device] = mark
-        elif by_autograd:
-            mark = self._newest.get(device, "")
-        if not mark and device in self._times and "time_us" in event:
-            place = bisect_right(self._times[device], _unsigned(event, "time_us"))
-            mark = self._names[device][place - 1] if place else ""
+    def of(self, mark: str) -> int:
         return self.numbers.setdefault(mark[:200], len(self.numbers)) if mark else UNKNOWN
+
+    def at(self, device: int, time_us: int) -> int:
+        """What the annotations say of a time; 0: the event has none."""
+        place = bisect_right(self._times.get(device, ()), time_us) if time_us else 0
+        return self.of(self._names[device][place - 1]) if place else UNKNOWN
 
 
 # ------------------------------------------------------------------------------------------------------------ segments
@@ -193,16 +238,10 @@ def _settings(raw: Any) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-def _device(
-    index: int, segments: list[Segment], events: list[Any], settings: dict[str, str], lines: Lines, marks: _Marks
-) -> Device:
-    used = {block.address: block for segment in segments for block in segment.blocks if block.state != INACTIVE}
-    known = _Events(index, lines, marks)
-    events.reverse()
-    while events:
-        known.take(events.pop())
-    if not known.codes:
+def _device(index: int, segments: list[Segment], known: _Events | None, settings: dict[str, str]) -> Device:
+    if known is None or not known.codes:
         return Device(index, tuple(segments), None, array("q"), array("q"), {}, 0)
+    used = {block.address: block for segment in segments for block in segment.blocks if block.state != INACTIVE}
     lost = 0
     for address, (number, requested) in known.alive.items():
         if address not in used:
@@ -212,28 +251,32 @@ def _device(
     for address, block in used.items():
         if address not in known.alive:
             known.before(address, block.requested, block.line)
-    return known.device(segments, settings, used, lost)
+    return known.device(index, segments, settings, used, lost)
 
 
 class _Events:
     """One device's events, in columns. A block that was there before the first one has a negative number until all are
     known: −1, −2, … in the order in which they were met."""
 
-    def __init__(self, index: int, lines: Lines, marks: _Marks) -> None:
-        self._index, self._lines, self._marks = index, lines, marks
-        self.codes, self.ids = array("B"), array("q")
-        self.bytes, self.streams = array("q"), array("q")
-        self.lines, self.marks = array("q"), array("q")
+    def __init__(self, raw: list[Any], lines: Lines, marks: _Marks) -> None:
+        self._raw, self._lines, self._marks = raw, lines, marks
+        self.wrong: Malformed | None = None
+        self.codes, self.bytes = array("B"), array("q")
+        self.ids, self.streams = array("i"), array("i")  # 4 bytes while the unpickler has most of its objects
+        self.lines, self.marks = array("i"), array("i")
+        self._times, self._newest = array("Q"), ""  # of the allocations, in µs; the newest mark
         self.alive: dict[int, tuple[int, int]] = {}  # by address: number, requested bytes
         self._started: list[tuple[int, int, int]] = []  # address, requested bytes, line
         self._stream_numbers = {0: 0}
 
     def take(self, event: Any) -> None:
+        """Empties it: that frees most of its memory, though the unpickler keeps it."""
         action = _dict(event, "an event").get("action")
         code = _CODES.get(action) if type(action) is str else None
         if code is None:
             if type(action) is not str:
-                raise Malformed("an event has no action")
+                raise Malformed("an event has no action, or is there twice")
+            event.clear()
             return  # "annotate", and what newer versions add
         size, number = _number(event, "size", 0), -1
         if code <= actions.FREE_COMPLETED:
@@ -244,7 +287,8 @@ class _Events:
                 number = len(self.lines)
                 line = _line(self._lines, event.get("frames", []))
                 self.lines.append(line)
-                self.marks.append(self._marks.of(event, self._index, line in self._lines.native))
+                self.marks.append(self._mark(event, line in self._lines.native))
+                self._times.append(_unsigned(event, "time_us", 0))
                 self.alive[address] = number, size
             else:
                 if address not in self.alive:
@@ -254,6 +298,17 @@ class _Events:
                 if code == actions.FREE_COMPLETED:
                     del self.alive[address]
         self._append(code, number, size, _unsigned(event, "stream", 0))
+        event.clear()
+
+    def _mark(self, event: dict[str, Any], by_autograd: bool) -> int:
+        mark = event.get("user_metadata", "")
+        if type(mark) is not str:
+            raise Malformed("user_metadata is no text")
+        if mark:
+            self._newest = mark
+        elif by_autograd:
+            mark = self._newest
+        return self._marks.of(mark)
 
     def before(self, address: int, requested: int, line: int) -> None:
         self._started.append((address, requested, line))
@@ -273,7 +328,9 @@ class _Events:
         self.bytes.append(size)
         self.streams.append(self._stream_numbers.setdefault(stream, len(self._stream_numbers)))
 
-    def device(self, segments: list[Segment], settings: dict[str, str], used: dict[int, Block], lost: int) -> Device:
+    def device(
+        self, index: int, segments: list[Segment], settings: dict[str, str], used: dict[int, Block], lost: int
+    ) -> Device:
         count = len(self._started)
         order = sorted(range(count), key=lambda at: self._started[at][0])
         place = {-1 - at: number for number, at in enumerate(order)}  # the numbers of those that were there come first
@@ -283,15 +340,19 @@ class _Events:
 
         blocks = {actions.ALLOC, actions.FREE_REQUESTED, actions.FREE_COMPLETED}
         ids = array("q", (final(n) if code in blocks else -1 for code, n in zip(self.codes, self.ids, strict=True)))
+        marks = (
+            self._marks.at(index, at) if mark == UNKNOWN else mark
+            for mark, at in zip(self.marks, self._times, strict=True)
+        )
         start = tuple((number, self._started[at][1]) for number, at in enumerate(order))
         recorded = self._figures(segments, used.values())
-        trace = Trace(start, self.codes, ids, self.bytes, self.streams, settings, recorded)
+        trace = Trace(start, self.codes, ids, self.bytes, array("q", self.streams), settings, recorded)
         return Device(
-            self._index,
+            index,
             tuple(segments),
             trace,
-            array("q", (self._started[at][2] for at in order)) + self.lines,
-            array("q", [UNKNOWN]) * count + self.marks,
+            array("q", chain((self._started[at][2] for at in order), self.lines)),
+            array("q", chain(repeat(UNKNOWN, count), marks)),
             {address: final(number) for address, (number, _) in self.alive.items() if address in used},
             lost,
         )

@@ -4,12 +4,13 @@ A child process reads it, and sends back what was found as columns. Its unpickle
 that only lists, dicts, tuples, texts, bytes and numbers can come into being. Memory and processor time of the child
 are limited by the file's size: a few bytes can demand any amount of either, and a deeply nested key ends the process.
 
-Cost. 20 to 35 MB/s, and 3.6 to 5.5 times the file's size of memory (docs/snapshots.md).
+Cost. 20 to 35 MB/s. 2.3 times the file's size of memory with stacks, 3.9 times without (docs/snapshots.md): 3.3 of
+these are texts, tuples and emptied events, which Python's unpickler keeps until the end of the file.
 """
 
 from __future__ import annotations
 
-import gc
+import io
 import os
 import pickle
 import resource
@@ -18,18 +19,21 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import msgspec
 
+from gpumon.snapshots.event_lists import EventLists
 from gpumon.snapshots.model import Device, Segment, Snapshot
-from gpumon.snapshots.parsing import Malformed, parse, text
+from gpumon.snapshots.parsing import Malformed, Parser, text
 from gpumon.snapshots.trace import Figures, Trace
 
 MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 1 << 27, 16
-"""A snapshot needs four to six times its size as Python objects."""
+"""A snapshot needs 2.3 to 4 times its size, and up to 6 times if none of its lists of events is found."""
 TIME_BASE_S, BYTES_PER_S = 5, 2 << 20
 """Processor time; files are read at ten times this rate on a slow core."""
+READ_BYTES = 1 << 22
+"""Events are taken after each. Less than the first thousand events with their stacks would leave out a device."""
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from gpumon.snapshots.reading import main; main()"
 """The child uses this process's sys.path, not the current directory."""
 _NOT_ONE = "is not a memory snapshot"
@@ -47,7 +51,7 @@ class _Columns(msgspec.Struct, frozen=True):
     index: int
     segments: tuple[Segment, ...]
     start: tuple[tuple[int, int], ...] | None  # None: no trace
-    arrays: tuple[bytes, ...]  # codes, ids, bytes, streams of the trace; lines, marks
+    arrays: tuple[memoryview, ...]  # codes, ids, bytes, streams of the trace; lines, marks
     ends: dict[int, int]
     lost: int
     recorded: Figures | None
@@ -102,7 +106,7 @@ def _device(each: _Columns, settings: dict[str, str]) -> Device:
     return Device(each.index, each.segments, trace, lines, marks, each.ends, each.lost)
 
 
-def _array(typecode: str, content: bytes) -> array[int]:
+def _array(typecode: str, content: memoryview) -> array[int]:
     made: array[int] = array(typecode)
     made.frombytes(content)
     return made
@@ -113,6 +117,19 @@ def _array(typecode: str, content: bytes) -> array[int]:
 
 class _Executes(Exception):
     """The pickle asks for a class or a function."""
+
+
+class _File(io.FileIO):
+    """Takes the finished events at each read: the file's objects would need several times its size."""
+
+    def __init__(self, fd: int, parser: Parser) -> None:
+        super().__init__(fd)
+        self._lists, self._parser = EventLists(), parser
+
+    def readinto(self, buffer: Any) -> int | None:
+        for events in self._lists.found():
+            self._parser.take(events)
+        return super().readinto(buffer)
 
 
 class _Values(pickle.Unpickler):
@@ -131,12 +148,10 @@ def main() -> None:
     _limit(resource.RLIMIT_AS, MEMORY_BASE_BYTES + MEMORY_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, TIME_BASE_S + size // BYTES_PER_S)
     _limit(resource.RLIMIT_CORE, 0)
-    gc.disable()  # nothing is freed before the end, and looking for it takes longer than reading
-    with os.fdopen(0, "rb") as file:
-        try:
-            said = msgspec.msgpack.encode(_answer(file, size))
-        except MemoryError:
-            said = msgspec.msgpack.encode(_Answer(_TOO_MUCH))
+    try:
+        said = msgspec.msgpack.encode(_answer(size))
+    except MemoryError:
+        said = msgspec.msgpack.encode(_Answer(_TOO_MUCH))
     sys.stdout.buffer.write(said)
     sys.stdout.flush()
     os._exit(0)  # without freeing millions of objects one by one
@@ -148,9 +163,10 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most, hard))
 
 
-def _answer(file: IO[bytes], size: int) -> _Answer:
+def _answer(size: int) -> _Answer:
+    parser = Parser(size)
     try:
-        found = parse(_Values(file).load(), size)
+        found = parser.snapshot(_Values(io.BufferedReader(_File(0, parser), READ_BYTES)).load())
     except _Executes as error:
         return _Answer(
             f"asks to run {error}; a memory snapshot holds only numbers and texts, so nothing of it was read or run"
@@ -171,6 +187,6 @@ def _answer(file: IO[bytes], size: int) -> _Answer:
 def _columns(device: Device) -> _Columns:
     trace = device.trace
     events = (trace.codes, trace.ids, trace.bytes, trace.streams) if trace is not None else (array("q"),) * 4
-    arrays = tuple(cast(bytes, memoryview(each).cast("B")) for each in (*events, device.lines, device.marks))  # no copy
+    arrays = tuple(memoryview(each).cast("B") for each in (*events, device.lines, device.marks))
     start, recorded = (trace.start, trace.recorded) if trace is not None else (None, None)
     return _Columns(device.index, device.segments, start, arrays, dict(device.ends), device.lost, recorded)

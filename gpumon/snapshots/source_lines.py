@@ -8,7 +8,7 @@ operator ("sum_dim_IntList"). Else the innermost Python frame, and else the inne
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumon.snapshots.model import UNKNOWN
 
@@ -29,12 +29,23 @@ class NotFrames(Exception):
     """What should be a stack is something else."""
 
 
+class _Line(NamedTuple):
+    """What a stack is replaced by. No file can hold one, because its unpickler finds no class."""
+
+    text: str
+    native: bool
+
+
 class Lines:
-    """The lines found so far, each with a number. Frames are remembered by identity: make none meanwhile."""
+    """The lines found so far, each with a number. A stack that was read keeps its line in place of its frames: a stack
+    takes several times the memory that it takes in a file. An event that shares it finds the line.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._ranks: dict[int, int] = {}
+        self._found: dict[_Line, list[_Line]] = {}
+        self._ranks: dict[int, int] = {}  # by identity
+        self._ranked: list[Any] = []  # these frames: kept, so that no other gets their identity
         self.native: set[int] = set()
         """the lines of stacks without a Python frame: allocated by a thread of autograd's"""
 
@@ -46,13 +57,26 @@ class Lines:
         """The number of the line, UNKNOWN if there is no frame. Raises NotFrames."""
         if type(frames) is not list:
             raise NotFrames
+        if not frames:
+            return UNKNOWN
+        if type(frames[0]) is not _Line:
+            line = self._line(frames)
+            frames[:] = self._found.setdefault(line, [line])
+        text, native = frames[0]
+        number = self._numbers.setdefault(text, len(self._numbers))
+        if native:
+            self.native.add(number)
+        return number
+
+    def _line(self, frames: list[Any]) -> _Line:
         ranks, python, other = self._ranks, None, None
         for frame in frames:
             rank = ranks.get(id(frame))
             if rank is None:
                 rank = ranks[id(frame)] = _rank(frame)
+                self._ranked.append(frame)
             if rank == _USERS:
-                return self._number(_text(frame))
+                return _Line(_text(frame), False)
             if rank == _PYTHON:
                 python = python or frame
             elif rank == _OTHER:
@@ -61,14 +85,8 @@ class Lines:
             for names, kind in _NATIVE:
                 for frame in frames:
                     if found := names.search(frame["name"]):
-                        number = self._number(f"{found[1]} ({kind})")
-                        self.native.add(number)
-                        return number
-        best = python or other or (frames[0] if frames else None)
-        return UNKNOWN if best is None else self._number(_text(best))
-
-    def _number(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
+                        return _Line(f"{found[1]} ({kind})", True)
+        return _Line(_text(python or other or frames[0]), False)
 
 
 def _rank(frame: Any) -> int:

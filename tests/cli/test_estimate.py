@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from transformers_configs import MODELS, bert
 
+from gpumon.cli.checked import ESTIMATE
 from gpumon.cli.estimate import command
 
 GIB = 2**30
@@ -298,6 +299,13 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
     ):
         done = run(*arguments)
         assert (done.exit_code, said in done.output) == (code, True), done.output
+
+
+def test_how_the_figures_were_checked_is_said_as_text_and_as_json(config: Path) -> None:
+    for arguments in (("--config", config), ("--config", config, "--world-size", 8, "--zero", "0..3")):
+        _, told_last = run(*arguments).output.split("\nchecked: ")
+        assert " ".join(told_last.split()) == ESTIMATE
+        assert {each["checked"] for each in told(*arguments)} == {ESTIMATE}
 
 
 def test_text_below_the_answer_fits_80_columns(config: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_what_has_no_events_or_too_many_devices_is_not_replayed(
     made_of = segment(block(MIB))
     events = [event("alloc", made_of["blocks"][0]["address"], MIB)]
     write(tmp_path / "plain.pickle", content([made_of]))
-    write(tmp_path / "two.pickle", content([made_of, {**made_of, "device": 1}], events, [*events]))
+    write(tmp_path / "two.pickle", content([made_of, {**made_of, "device": 1}], events, copy.deepcopy(events)))
     named = [str(tmp_path / each) if each.endswith(".pickle") else each for each in arguments]
     done = CliRunner().invoke(main, ["snapshot", *named])
     assert (done.exit_code, why in done.output) == (code, True), done.output

@@ -12,7 +12,7 @@ import pytest
 import traces
 import virtual
 
-from gpumon.cli.dryrun import CHECKED
+from gpumon.cli.checked import VIRTUAL_GPU
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ def test_it_makes_the_same_requests_event_by_event(file: Path) -> None:
 
 
 def test_a_dry_run_says_of_as_many_that_they_were_checked() -> None:
-    assert len(physical_traces.TRAINED) == 5
-    assert CHECKED.startswith("Five public trainings made here the requests of a physical GPU, event by event. ")
-    assert "twelve recorded traces" in CHECKED
-    assert len(traces.FILES) == 12
+    assert len(physical_traces.TRAINED) == 8
+    assert VIRTUAL_GPU.startswith("Eight public runs made here the requests of a physical GPU, event by event. ")
+    assert "22 recorded traces" in VIRTUAL_GPU
+    assert len(traces.FILES) == 22

@@ -137,7 +137,7 @@ def test_the_same_list_many_times_is_not_read_many_times(tmp_path: Path) -> None
 
 
 def test_a_few_bytes_a_time_of_memory_are_enough_for_a_real_file_and_no_more(tmp_path: Path) -> None:
-    """Events without stacks take the most memory for their bytes: six times as much."""
+    """Events without stacks take the most memory for their bytes."""
     events = [
         event("alloc", BASE + n, 1 << 20, time_us=1 << 50, pool_id=(0, 0), user_metadata="") for n in range(400_000)
     ]

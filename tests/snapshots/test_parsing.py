@@ -138,17 +138,20 @@ def test_a_mark_is_the_metadata_or_else_the_innermost_annotation_of_that_time() 
             ("step", "START", 10),
             ("inner", "START", 20),
             ("inner", "END", 30),
+            ("later", "START", 35),  # ends last
             ("step", "END", 40),
+            ("never begun", "END", 41),
+            ("later", "END", 50),
         )
     ]
     annotations.append({"device": 1, "name": "elsewhere", "stage": "START", "time_us": 1})
-    times = (5, 10, 25, 30, 45)
+    times = (5, 10, 25, 30, 45, 55)
     events = [event("alloc", BASE + n * MIB, MIB, time_us=at) for n, at in enumerate(times)]
-    events.append(event("alloc", BASE + 5 * MIB, MIB, time_us=25, user_metadata="mine"))
-    final = segment(*(block(MIB) for _ in range(6)))
+    events.append(event("alloc", BASE + 6 * MIB, MIB, time_us=25, user_metadata="mine"))
+    final = segment(*(block(MIB) for _ in range(7)))
     snapshot = parsed(content([final], events, external_annotations=annotations))
     marks = [snapshot.marks[each] if each != UNKNOWN else None for each in snapshot.devices[0].marks]
-    assert marks == [None, "step", "inner", "step", None, "mine"]
+    assert marks == [None, "step", "inner", "step", "later", None, "mine"]
 
 
 def test_what_autograd_allocates_has_the_mark_of_the_thread_that_waits_for_it() -> None:

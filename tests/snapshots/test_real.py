@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpumon.snapshots.model import Snapshot
-from gpumon.snapshots.reading import read
+from gpumon.snapshots.reading import READ_BYTES, read
 from gpumon.snapshots.summary import BEFORE, summarize
 from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, OOM
 
@@ -52,6 +52,20 @@ def _two_devices(path):
         torch.empty(1 << 40, device="cuda:0")
     torch.cuda.memory._dump_snapshot(path)
     print(json.dumps([torch.cuda.memory_stats(0), torch.cuda.memory_stats(1), other.numel()]))
+
+
+def _many_events_of_two_devices(path):
+    import json
+
+    import torch
+
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python", global_record_annotations=True)
+    held = {}
+    with torch.autograd.profiler.record_function("filling"):
+        for number in range(60_000):
+            held[number % 10] = torch.empty(1000 + number, device=f"cuda:{number % 2}")
+    torch.cuda.memory._dump_snapshot(path)
+    print(json.dumps([torch.cuda.memory_stats(0), torch.cuda.memory_stats(1)]))
 
 
 def _unrecorded(path):
@@ -153,6 +167,21 @@ def test_each_device_has_its_trace_and_an_out_of_memory_its_event(
     assert second.failed == ()
     assert first.peak is not None
     assert BEFORE in {part.name for part in first.peak.by_line}  # the block that was replaced at the peak
+
+
+def test_a_large_file_of_two_devices_is_read_while_it_is_unpickled(
+    written: Callable[..., tuple[Snapshot, str]], tmp_path: Path
+) -> None:
+    snapshot, said = written(_many_events_of_two_devices, devices=2)
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 2 * READ_BYTES
+    for device, counted in zip(snapshot.devices, json.loads(said.splitlines()[-1]), strict=True):
+        assert device.trace is not None
+        assert device.trace.recorded is not None
+        assert device.lost == 0
+        assert list(device.trace.codes).count(ALLOC) == counted["allocation.all.allocated"] == 30_000
+        assert device.trace.recorded.requested_peak == counted["requested_bytes.all.peak"]
+        assert device.trace.recorded.reserved_peak == counted["reserved_bytes.all.peak"]
+        assert {snapshot.marks[each] for each in device.marks} == {"filling"}
 
 
 def test_without_recorded_events_the_end_is_known_and_the_peak_is_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_blocks_of_one_line_and_size_are_one_row_with_the_event_of_the_oldest() 
     blocks = [block(MIB, frames=MODEL) for _ in range(3)]
     final = segment(*blocks)
     first, *rest = [event("alloc", each["address"], MIB, frames=MODEL) for each in reversed(blocks)]
-    (found,) = summarized([final], [first, *rest])
+    (found,) = summarized([final], copy.deepcopy([first, *rest]))  # reading empties events
     assert found.oldest == found.largest == (Alike(MIB, "/my/model.py:7 forward", 3, 0),)
     (found,) = summarized([final], rest)  # one of them was there before
     assert found.largest == (Alike(MIB, "/my/model.py:7 forward", 3, None),)

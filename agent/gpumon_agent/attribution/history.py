@@ -121,6 +121,11 @@ class AllocationHistory:
         self._inherited = self.on()
         self.recording = self.stacks = False
 
+    @property
+    def theirs(self) -> bool:
+        """Whether the user records, or has recorded."""
+        return self._theirs
+
     def on(self) -> bool:
         """Whether we record, or a forked child inherited a recording."""
         return self.recording or self.stacks or self._inherited

@@ -115,7 +115,7 @@ class Finder:
             register_module_module_registration_hook(guard.protect("find", self._child_registered)),
             register_module_parameter_registration_hook(guard.protect("find", self._note)),
         ]
-        built = guard.protect("find", self._optimizer_built)
+        built = self._built = guard.protect("find", self._optimizer_built)
         self._patches = Patches()
         self._patches.observe(
             Optimizer,
@@ -185,6 +185,15 @@ class Finder:
             return
         searches = self._searches[optimizer] = [self._begin(top, parameters, optimizer) for top in tops]
         self._look_for_copies([each for search in searches for each in search.entries])
+
+    def meet_optimizers(self) -> None:
+        """Takes the optimizers that exist as if each had just been built: for a process that trains already.
+
+        One without its own groups is a wrapper (Accelerate's), whose inner one is met too.
+        """
+        for each in gc.get_objects():
+            if issubclass(type(each), Optimizer) and "param_groups" in each.__dict__:
+                self._built(each)
 
     def _begin(self, top: Module, parameters: set[int], optimizer: Optimizer) -> _Search:
         search = _Search(top, parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,7 +29,10 @@ SNAPSHOT = "GPUMON_OOM_SNAPSHOT"
 
 
 class OomReporter:
-    """Made in the training thread. `models`, `ledgers`, `groups` (of parameters) are called at each out-of-memory."""
+    """Made in the training thread. `models`, `ledgers`, `groups` (of parameters) are called at each out-of-memory.
+
+    `annotated` adds the phases to the annotations of a snapshot.
+    """
 
     def __init__(
         self,
@@ -39,11 +42,13 @@ class OomReporter:
         models: Callable[[], Sequence[tuple[Module, wire.Model | None]]],
         ledgers: Callable[[], Mapping[int, wire.Ledger]],
         groups: Callable[[], Mapping[int, int]],
+        annotated: Callable[[list[dict[str, Any]], int], list[dict[str, Any]]],
     ) -> None:
         self._hello = hello
         self._models = models
         self._ledgers = ledgers
         self._groups = groups
+        self._annotated = annotated
         self._notice = notice
         self._training_thread = threading.get_ident()
         self._box = report_file.ReportFile()
@@ -85,6 +90,7 @@ class OomReporter:
     def _snapshot(self, oom: wire.Oom) -> None:
         """Beside the report, for PyTorch's memory_viz page: all blocks, and their history if recorded."""
         rest = {**workspaces.snapshot(), **memory_viz.moment(oom.step, oom.phase)}
+        rest["external_annotations"] = self._annotated(rest.get("external_annotations", []), oom.device)
         written = memory_viz.SnapshotWriter(self._box)
         for piece in memory_viz.pieces(rest.pop("segments"), rest):
             written.add(piece)

@@ -51,11 +51,11 @@ def safetensors() -> None:
 
 def _device_taken() -> None:
     """CUDA has just been initialized: from now on viewers find the process, long before it trains."""
-    if REGISTRY.finders and not _is_loader_worker():
+    if REGISTRY.finders and not is_loader_worker():
         _agent().device_taken()
 
 
-def _is_loader_worker() -> bool:
+def is_loader_worker() -> bool:
     from torch.utils.data import get_worker_info
 
     return get_worker_info() is not None
@@ -71,11 +71,11 @@ class _ToAgent:
     """Passes what the search finds to the agent, started by the first finding."""
 
     def adopt(self, model: Module, optimizer: Optimizer) -> None:
-        if not _is_loader_worker():
+        if not is_loader_worker():
             _agent().adopt(model, optimizer, found=True)
 
     def enter(self, module: Module) -> None:
-        if not _is_loader_worker():
+        if not is_loader_worker():
             _agent().hooks.watch(module)
 
     def let_go(self, module: Module) -> None:
@@ -85,11 +85,11 @@ class _ToAgent:
         return _agent().hooks.entered(module)
 
     def evaluates(self, module: Module) -> None:
-        if not _is_loader_worker():
+        if not is_loader_worker():
             _agent().hooks.watch(module, evaluated=True)
 
     def homeless(self, optimizer: Optimizer) -> None:
-        if not _is_loader_worker():
+        if not is_loader_worker():
             _agent().notice(
                 f"{type(optimizer).__name__} updates tensors that belong to no module: no model is shown for them"
             )

@@ -1,0 +1,90 @@
+"""Has a running Python process run a piece of code, by gdb.
+
+gdb stops the process for some tenths of a second and calls two functions in it: mmap, for a page that holds the code,
+and `Py_AddPendingCall` (Python/ceval_gil.c), which queues it. The interpreter runs it in the main thread, between two
+instructions, as it runs signal handlers: so no lock of the interpreter is held, and nothing runs while C code blocks.
+Neither function waits for a lock that the stopped thread may hold, except the queue's own, which is held for a few
+instructions. Symbols are read of Python and the C library alone: those of torch would take seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+PAGE_BYTES = 4096
+_QUEUED = "gpumon: queued "
+_LIBRARIES = ("libpython", "libc.so", "libc-")
+
+
+class Refused(Exception):
+    """The process cannot be reached. One sentence: why, and what to do."""
+
+
+def queue(pid: int, code: str) -> None:
+    """Queues `code`, as a statement of `__main__`. It must not raise: that would end what the process is doing.
+
+    Raises Refused.
+    """
+    content = code.encode() + b"\0"
+    if len(content) > PAGE_BYTES:
+        raise ValueError(f"{len(content)} bytes of code; {PAGE_BYTES} are possible")
+    debugger = shutil.which("gdb")
+    if debugger is None:
+        raise Refused("there is no gdb here: install it (apt install gdb), or restart the run under `gpumon run`")
+    _check(pid)
+    page = f"(char*) ((void *(*)(void *, unsigned long, int, int, int, long)) mmap)(0, {PAGE_BYTES}, 3, 0x22, -1, 0)"
+    commands = [
+        *(f"sharedlibrary {name}" for name in _LIBRARIES),
+        f"set $page = {page}",
+        f"set {{char[{len(content)}]}} $page = {{{','.join(map(str, content))}}}",
+        f'printf "{_QUEUED}%d\\n", ((int (*)(void *, void *)) Py_AddPendingCall)((void *) &PyRun_SimpleString, $page)',
+        "detach",
+    ]
+    before = ("set auto-load off", "set auto-solib-add off", "set debuginfod enabled off", "set confirm off")
+    options = [word for each in before for word in ("-iex", each)]
+    options += ["-p", str(pid), *(word for each in commands for word in ("-ex", each))]
+    # in a session of its own, where ctrl-c does not reach it: if it were killed, a call would be left half made
+    with subprocess.Popen(
+        [debugger, "-nx", "-batch", *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
+    ) as child:  # fmt: skip
+        said, errors = child.communicate()
+    queued = re.search(rf"^{_QUEUED}(-?\d+)$", said, re.MULTILINE)
+    if queued is None:
+        raise Refused(_why(pid, errors))
+    if queued[1] != "0":
+        raise Refused(f"process {pid} has too much queued already: try again")
+
+
+def _check(pid: int) -> None:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        spaces = {str(Path(f"/proc/{each}/ns/mnt").readlink()) for each in (pid, "self")}
+    except OSError as error:
+        raise Refused(f"process {pid} cannot be looked at: {error.strerror}") from None
+    traced = re.search(r"^TracerPid:\s*([1-9]\d*)$", status, re.MULTILINE)
+    if traced:
+        raise Refused(f"process {pid} is traced by process {traced[1]}, a debugger: end that first")
+    if len(spaces) > 1:
+        raise Refused(f"process {pid} is in another container: run gpumon inside that one")
+
+
+def _why(pid: int, said: str) -> str:
+    if "ptrace" in said and "not permitted" in said:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+        if scope.exists() and scope.read_text().strip() in "123":
+            return (
+                f"the kernel lets no debugger reach process {pid} (kernel.yama.ptrace_scope): "
+                "`sudo sysctl kernel.yama.ptrace_scope=0` allows it until the next boot"
+            )
+        return (
+            f"the system lets no debugger reach process {pid}: "
+            "a container needs --cap-add=SYS_PTRACE, or restart the run under `gpumon run`"
+        )
+    if "Py_AddPendingCall" in said:
+        return f"process {pid} is not Python, or its symbols were stripped"
+    words = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"gdb could not reach process {pid}" + (f": {words[-1]}" if words else "")

@@ -1,0 +1,170 @@
+"""`gpumon attach PID --inject` and `gpumon detach PID`: real processes, a real gdb."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumon.cli import joining
+
+pytestmark = pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb")
+
+TRAINS = """
+import sys, time, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for step in range(int(sys.argv[1])):
+    loss = model(torch.randn(16, 32)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, loss.item().hex(), flush=True)
+    time.sleep(0.002)
+"""
+WORKER = """
+import torch
+from torch.utils.data import DataLoader
+loader = iter(DataLoader(range(9), num_workers=1))
+exec(open("trains.py").read())
+"""
+LAUNCHES = """
+import subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "worker.py", "100000"], stdout=subprocess.DEVNULL) for _ in range(2)]
+print([rank.pid for rank in ranks], flush=True)
+for rank in ranks:
+    rank.wait()
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "trains.py").write_text(TRAINS)
+    (tmp_path / "worker.py").write_text(WORKER)
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def gpumon(*words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ if path is None else {**os.environ, "PATH": path}
+    command = [sys.executable, "-m", "gpumon", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_training_is_joined_left_and_the_same(home: Path) -> None:
+    with running(TRAINS, "1200") as alone, running(TRAINS, "1200") as training:
+        assert training.stdout is not None
+        first = training.stdout.readline()
+        pid = str(training.pid)
+        outside = gpumon("attach", pid)
+        assert outside.returncode == 1
+        assert outside.stdout.startswith(f"Process {pid} has run for ")
+        assert f"`gpumon attach {pid} --inject` loads it" in outside.stderr
+        joined = gpumon("attach", pid, "--inject", "--json", "--steps", "3")
+        assert joined.returncode == 0, joined.stderr
+        steps = [each for each in map(json.loads, joined.stdout.splitlines()) if each["type"] == "step"]
+        assert len(steps) >= 3
+        gone = gpumon("detach", pid)
+        assert (gone.returncode, gone.stdout) == (0, f"Process {pid} trains on without an agent.\n")
+        again = gpumon("detach", pid)
+        assert (again.returncode, again.stdout) == (1, "")
+        assert again.stderr == f"Error: Nothing was changed: process {pid}: it has no agent.\n"
+        rest, errors = training.communicate(timeout=120)
+        unwatched, _ = alone.communicate(timeout=120)
+    assert first + rest == unwatched
+    assert errors == ""
+
+
+def test_all_ranks_of_a_launcher_are_joined_but_no_loader_worker(home: Path) -> None:
+    with running(LAUNCHES) as launcher:
+        assert launcher.stdout is not None
+        ranks = set(json.loads(launcher.stdout.readline()))
+        end = time.monotonic() + 60
+        while len(joining.processes(launcher.pid)) < 4 and time.monotonic() < end:  # two ranks, each with a worker
+            time.sleep(0.2)
+        time.sleep(1)
+        assert len(joining.processes(launcher.pid)) == 4
+        try:
+            assert set(joining.everywhere(launcher.pid, "join")) == ranks
+            workers = set(joining.processes(launcher.pid)) - ranks
+            assert {joining.call(worker, "join") for worker in workers} == {"it is a worker of a DataLoader"}
+        finally:
+            for rank in ranks:
+                os.kill(rank, 9)
+
+
+def test_what_waits_in_c_code_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = "import torch, time; print(1, flush=True); time.sleep(5); print(2, flush=True); time.sleep(60)"
+    monkeypatch.setattr(joining, "ANSWERS_IN_S", 1.0)
+    with running(blocked) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(
+            joining.Failed, match="has run no Python for 1 s: it waits in C code, so nothing was changed"
+        ):
+            joining.call(process.pid, "join")
+        assert process.stdout.readline() == "2\n"  # it went on, and what was queued did nothing
+        assert not list((home / "run").rglob("*.json"))
+        assert process.poll() is None
+
+
+def test_the_agent_is_not_removed_amid_its_own_code(home: Path) -> None:
+    at_work = """
+import torch, gpumon_agent
+model = torch.nn.Linear(2, 2)
+gpumon_agent.watch(model)
+print(1, flush=True)
+exec("import time\\nwhile True: time.sleep(0.01)", {"__name__": "gpumon_agent.at_work"})
+"""
+    with running(at_work) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert joining.call(process.pid, "leave") == "its agent is at work"
+        done = gpumon("detach", str(process.pid))
+        assert done.returncode == 1
+        assert done.stderr == f"Error: Nothing was changed: process {process.pid}: its agent is at work.\n"
+
+
+def test_without_torch_or_gdb_it_says_so(home: Path) -> None:
+    with running("import time; print(1, flush=True); time.sleep(60)") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        done = gpumon("attach", str(process.pid), "--inject")
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"Error: Process {process.pid} does not use PyTorch, nor does a process that it started.\n"
+        )
+    with running("import torch, time; print(1, flush=True); time.sleep(60)") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        done = gpumon("attach", str(process.pid), "--inject", path=str(home))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "there is no gdb here: install it (apt install gdb)" in done.stderr
+
+
+def test_a_name_cannot_be_injected_into(home: Path) -> None:
+    done = gpumon("attach", "train.py", "--inject")
+    assert done.returncode == 2
+    assert "--inject needs the pid of the process" in done.stderr
