@@ -10,6 +10,7 @@ the events. `uses` starts from the nearest of these before, so that a cursor can
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 from gpumon.snapshots.model import Device
 from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, Trace
@@ -68,6 +69,25 @@ class History:
     def reserved(self, event: int) -> int | None:
         """Bytes after this event; None: events and segments disagree."""
         return None if self._reserved is None else self._reserved[event + 1]
+
+    def stretches(self, most: int) -> Iterator[tuple[int, int, int, int | None]]:
+        """At most about 2 × `most` stretches of events: first, last, highest requested and highest reserved in it.
+
+        The highest of each part ends a stretch, so that a plot of them can be followed to it. The first is event 0
+        alone, with what was there before it.
+        """
+        values, reserved = self._requested, self._reserved
+        count = self.last + 1
+        yield 0, 0, max(values[:2]), None if reserved is None else max(reserved[:2])
+        each = max(1, -(-(count - 1) // most))
+        for begin in range(1, count, each):
+            end = min(begin + each, count) - 1
+            part = values[begin + 1 : end + 2]
+            top = begin + part.index(max(part))
+            for first, last in ((begin, top), (top + 1, end)):
+                if first <= last:
+                    highest = max(values[first + 1 : last + 2])
+                    yield first, last, highest, None if reserved is None else max(reserved[first + 1 : last + 2])
 
     def uses(self, event: int) -> list[tuple[int, int, int | None]]:
         """The blocks in use after this event: id, requested bytes, and the event that allocated it (None: before)."""

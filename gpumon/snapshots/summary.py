@@ -191,7 +191,12 @@ def short(line: str) -> str:
 
 def moment_at(snapshot: Snapshot, device: Device, history: History, event: int) -> Moment:
     """What was in use after an event (−1: before the first)."""
-    return _moment((_use(snapshot, device, *each) for each in history.uses(event)), history.reserved(event))
+    return _moment(uses_at(snapshot, device, history, event), history.reserved(event))
+
+
+def uses_at(snapshot: Snapshot, device: Device, history: History, event: int) -> list[Use]:
+    """The blocks in use after an event."""
+    return [_use(snapshot, device, *each) for each in history.uses(event)]
 
 
 def _at_end(snapshot: Snapshot, device: Device) -> Iterator[Use]:
