@@ -16,7 +16,8 @@ from gpumon.cli.printing import say, say_only_ascii
 
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
-    from gpumon.tui.app import MonitorApp, Options
+    from gpumon.tui.app import MonitorApp
+    from gpumon.tui.themed_app import Options
     from gpumon_agent.endpoint import Descriptor
 
 COLLECTED_AFTER = 10_000
@@ -151,7 +152,7 @@ def having(descriptors: tuple[Descriptor, ...], rank: int | None) -> tuple[Descr
 
 
 def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Options:
-    from gpumon.tui.app import Options
+    from gpumon.tui.themed_app import Options
 
     theme = "gpumon-ansi" if ansi else "gpumon-light" if light else "gpumon-dark"
     return Options(theme, plain or not _draws_unicode(), rank)

@@ -26,7 +26,7 @@ from gpumon_agent.shim import launch
 if TYPE_CHECKING:
     from gpumon.analysis.dryrun_result import Outcome
     from gpumon.cli.virtual_run import VirtualRun
-    from gpumon.tui.app import Options
+    from gpumon.tui.themed_app import Options
 
 NOT_MODELLED = (
     "Values have no meaning (only shapes and bytes are computed): losses are zeros, and a shape that depends on values "

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gpumon.cli import exits
+from gpumon.cli import exits, screen
+from gpumon.cli.attach import looks, need_a_terminal, options
 from gpumon.cli.printing import say, say_json
 from gpumon.cli.progress import working
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gpumon.snapshots.differences import Change, DeviceChange, MomentChange
     from gpumon.snapshots.model import Snapshot
     from gpumon.snapshots.summary import Alike, DeviceSummary, Part
+    from gpumon.tui.themed_app import Options
 
 SHOWN = 8
 NAME, FIGURE, COUNT = 58, 12, 10
@@ -32,10 +34,12 @@ DELTA_NAME = 36
     "--setting", "settings", multiple=True, metavar="KEY:VALUE", help="Replay with this one. May be repeated."
 )
 @click.option("--device", metavar="NAME|SIZE", help="Replay on such a device: does it fit? One of `gpumon dryrun`'s.")
+@click.option("--screen", "on_screen", is_flag=True, help="On a screen, with a cursor that moves through the events.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@looks
 def command(
     file: Path, other: Path | None, index: int | None, replay: bool, settings: tuple[str, ...], device: str | None,
-    as_json: bool,
+    on_screen: bool, as_json: bool, light: bool, ansi: bool, plain: bool,
 ) -> None:  # fmt: skip
     """Show what a memory snapshot of PyTorch holds: the peak, what made it, what is left, and what pins memory.
 
@@ -55,7 +59,13 @@ def command(
         if other is not None:
             raise click.UsageError("a replay is of one file")
         _replay(file, index, settings, device, as_json)
+    if on_screen and (other is not None or as_json):
+        raise click.UsageError("--screen is for one file, and without --json")
+    if on_screen:
+        need_a_terminal("--screen needs a terminal; without it the same is printed")
     snapshot, devices = _read(file, index)
+    if on_screen:
+        _show(file, snapshot, devices, options(light, ansi, plain))
     if other is None:
         if as_json:
             say_json(_stated(file, snapshot, devices))
@@ -89,6 +99,18 @@ def _replay(file: Path, index: int | None, settings: Sequence[str], device: str 
     if len(traces) > 1:
         raise click.UsageError(f"{file} has events of {len(traces)} devices: choose one with --device-index")
     sys.exit(show_replay(traces[0], settings, device, as_json))
+
+
+def _show(file: Path, snapshot: Snapshot, devices: Sequence[DeviceSummary], look: Options) -> NoReturn:
+    if not any(each.events for each in devices):
+        raise click.ClickException(
+            f"{file} has no events to move through: record them with _record_memory_history(); "
+            "without --screen its blocks at the end are printed"
+        )
+    screen.import_asyncio()
+    from gpumon.tui.snapshot_app import SnapshotApp
+
+    sys.exit(SnapshotApp(file, snapshot, [each for each in devices if each.events], look).run())
 
 
 def _read(file: Path, index: int | None) -> tuple[Snapshot, Sequence[DeviceSummary]]:

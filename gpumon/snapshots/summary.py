@@ -9,7 +9,7 @@ Blocks that were there before the first event have no line unless they are in us
 A segment is returned to the device only when all of its blocks are free. A segment of which more than half is free is
 *pinned* by the blocks that are left; what it costs is its free bytes.
 
-Cost. Two passes over the events.
+Cost. Three passes over the events (gpumon.snapshots.history is the first).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import msgspec
 from gpumon.analysis import blocks
 from gpumon.analysis.estimate.simulator import LARGE, SMALL
 from gpumon.analysis.units import count, percent, size
+from gpumon.snapshots.history import History
 from gpumon.snapshots.model import ALLOCATED, AWAITING_FREE, INACTIVE, UNKNOWN, Block, Device, Segment, Snapshot
-from gpumon.snapshots.trace import ALLOC, FREE_COMPLETED, OOM, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from gpumon.snapshots.trace import ALLOC, OOM
 from gpumon_agent import wire
 
 BEFORE = "allocated before the first event"
@@ -116,15 +117,16 @@ def summarize(snapshot: Snapshot) -> tuple[DeviceSummary, ...]:
 
 
 def _device(snapshot: Snapshot, device: Device) -> DeviceSummary:
-    totals = blocks.allocator(map(_as_wire, device.segments)).totals
+    totals = blocks.allocator(map(as_wire, device.segments)).totals
     end = _moment(_at_end(snapshot, device), totals.reserved)
     pinned = tuple(sorted(_pinned(snapshot, device), key=lambda each: -each.free))
-    alike = _alike(end.uses)
+    alike = alike_of(end.uses)
     event, peak, failed = None, None, _failed(device)
     trace = device.trace
     if trace is not None:
-        event, reserved, alive = _at_peak(device)
-        peak = _moment((_use(snapshot, device, *each) for each in alive), reserved)
+        history = History(device, trace)
+        event = history.peak
+        peak = moment_at(snapshot, device, history, event)
     events = 0 if trace is None else len(trace.codes)
     return DeviceSummary(
         device.index,
@@ -187,37 +189,14 @@ def short(line: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- moments
 
 
-def _at_peak(device: Device) -> tuple[int, int | None, list[tuple[int, int, int | None]]]:
-    """The event that reaches the peak first (−1: as the trace begins), reserved bytes after it, and the blocks in use:
-    id, requested bytes, and the event that allocated it."""
-    trace = device.trace
-    assert trace is not None
-    alive: dict[int, tuple[int, int | None]] = {number: (requested, None) for number, requested in trace.start}
-    now = highest = sum(requested for _, requested in trace.start)
-    event = -1
-    for at, (code, requested) in enumerate(zip(trace.codes, trace.bytes, strict=True)):
-        if code == ALLOC:
-            now += requested
-            if now > highest:
-                highest, event = now, at
-        elif code == FREE_COMPLETED:
-            now -= requested
-    reserved = trace.recorded.reserved_start if trace.recorded is not None else None
-    for at, (code, number, requested) in enumerate(
-        zip(trace.codes[: event + 1], trace.ids[: event + 1], trace.bytes[: event + 1], strict=True)
-    ):
-        if code == ALLOC:
-            alive[number] = requested, at
-        elif code == FREE_COMPLETED:
-            del alive[number]
-        elif reserved is not None:
-            reserved += _reserves(code) * requested
-    return event, reserved, [(number, *each) for number, each in alive.items()]
+def moment_at(snapshot: Snapshot, device: Device, history: History, event: int) -> Moment:
+    """What was in use after an event (−1: before the first)."""
+    return _moment(uses_at(snapshot, device, history, event), history.reserved(event))
 
 
-def _reserves(code: int) -> int:
-    """1: the event adds its bytes to reserved; −1: it returns them."""
-    return int(code in (SEGMENT_ALLOC, SEGMENT_MAP)) - int(code in (SEGMENT_FREE, SEGMENT_UNMAP))
+def uses_at(snapshot: Snapshot, device: Device, history: History, event: int) -> list[Use]:
+    """The blocks in use after an event."""
+    return [_use(snapshot, device, *each) for each in history.uses(event)]
 
 
 def _at_end(snapshot: Snapshot, device: Device) -> Iterator[Use]:
@@ -273,7 +252,8 @@ def parts(uses: Iterable[Use], name: Callable[[Use], str]) -> tuple[Part, ...]:
     return tuple(Part(key, *sums) for key, sums in sorted(found.items(), key=lambda item: (-item[1][0], item[0])))
 
 
-def _alike(uses: Iterable[Use]) -> list[Alike]:
+def alike_of(uses: Iterable[Use]) -> list[Alike]:
+    """By line and size."""
     found: dict[tuple[str, int], tuple[int, int | None]] = {}
     for use in uses:
         number, oldest = found.get((use.line, use.bytes), (0, use.event))
@@ -294,7 +274,7 @@ def mark_of(use: Use) -> str:
 # ------------------------------------------------------------------------------------------------------------ segments
 
 
-def _as_wire(segment: Segment) -> wire.Segment:
+def as_wire(segment: Segment) -> wire.Segment:
     return wire.Segment(
         segment.address,
         segment.size,

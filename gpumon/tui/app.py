@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -11,9 +10,8 @@ from math import ceil
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
 from msgspec.structs import replace
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, Screen
 from textual.timer import Timer
@@ -31,14 +29,12 @@ from gpumon.tui.ingest import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
 from gpumon.tui.monitor import Monitor
 from gpumon.tui.playback import Playback, Recorded
-from gpumon.tui.screens.base import HEIGHTS, WIDTHS, MonitorScreen
+from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.status_log import StatusLog
-from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
-from gpumon.tui.stylesheet import StylesheetParsedOnce
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
-from gpumon.tui.text_layout import in_ascii
-from gpumon.tui.themes import NAMES, PALETTES, THEMES
+from gpumon.tui.themed_app import TOLD_S, Options, ThemedApp
+from gpumon.tui.themes import NAMES
 from gpumon.tui.training_output import Outputs
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, WHOLE_RUN, Said, View, choose, newest_step
 from gpumon.tui.widgets.findings_strip import details_of
@@ -55,9 +51,6 @@ TURNS = 4
 """Table updates, at most, until each of many ranks is analysed again."""
 
 SAID_MAX = 200
-TOLD_S = 8.0
-"""How long a message is shown."""
-
 ASKED = {
     wire.CENSUS: ("Take census", "Live tensors without a known owner, and what holds them: on the Leaks screen"),
     wire.BLOCKS: ("Read blocks", "The allocator's segments and blocks: on the Blocks screen"),
@@ -74,26 +67,15 @@ STEPS_AT_LEAST = 280
 """Minimum per rank, enough for forecasts, findings and the default timeline."""
 
 
-class Options(msgspec.Struct, frozen=True):
-    theme: str = NAMES[0]
-    ascii: bool = False
-    rank: int | None = None
-
-
 USUAL = Options()
 
 
-class MonitorApp(App[int]):
+class MonitorApp(ThemedApp):
     """The monitor. Its result is the exit code; `failure` says why the feed failed."""
 
-    CSS_PATH = "gpumon.tcss"
-    TITLE = "gpumon"
-    AUTO_FOCUS = ""
     ENABLE_COMMAND_PALETTE = True
     MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = MODES  # type: ignore[assignment]
     DEFAULT_MODE = "overview"
-    HORIZONTAL_BREAKPOINTS = WIDTHS
-    VERTICAL_BREAKPOINTS = HEIGHTS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave", "Quit", id="app.quit", tooltip="Quit; the training goes on unaffected"),
         Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, id="app.interrupt", tooltip="Like q", priority=True),
@@ -164,10 +146,7 @@ class MonitorApp(App[int]):
         """`machine`: for the Home screen, which is the first without a `feed`. `seen`: called with every frame that the
         tables are drawn from.
         """
-        self.palette: Palette = PALETTES[NAMES[0]]
-        self.glyphs: Glyphs = ASCII if options.ascii else UNICODE
-        self.colourless = False
-        super().__init__(ansi_color=True if _no_colour() else None)
+        super().__init__(options)
         self.outputs = Outputs()
         """What trainings print."""
         self.failure: str | None = None
@@ -206,13 +185,6 @@ class MonitorApp(App[int]):
         self._home: Home | None = None
         if machine is not None:
             self._home = Home(machine, self._tasks, self._small_store, clock, lambda: self._live, self._home_changed)
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.colourless = self.no_color
-        self.theme = NAMES[2] if self.colourless else options.theme
-        self.stylesheet = StylesheetParsedOnce(self.get_css_variables())
-        self.set_class(options.ascii, "-ascii")
-        self.palette = NONE if self.colourless else PALETTES[options.theme]
 
     # -------------------------------------------------------------------------------------------------- life
 
@@ -544,21 +516,6 @@ class MonitorApp(App[int]):
         self.switch_mode(name)
         self.redraw()
 
-    def action_theme(self) -> None:
-        at = NAMES.index(self.theme) if self.theme in NAMES else 0
-        self.look(NAMES[(at + 1) % len(NAMES)])
-
-    def look(self, theme: str) -> None:
-        if not self.colourless:
-            self.palette = PALETTES[theme]
-            self.theme = theme
-
-    def action_help(self) -> None:
-        from gpumon.tui.screens.help import HelpScreen, keys_of
-
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(keys_of(self)))
-
     def action_finding(self) -> None:
         if len(self.screen_stack) == 1:
             self.open_finding()
@@ -587,13 +544,6 @@ class MonitorApp(App[int]):
             self.action_finish()
         else:
             self.action_mode("overview")
-
-    def toast(self, text: str) -> None:
-        """Shows a message over the screen, instead of the one before."""
-        self.clear_notifications()
-        if not self.glyphs.braille:
-            text = in_ascii(text)
-        self.notify(text, timeout=TOLD_S, markup=False)
 
     def action_snapshot(self) -> None:
         self.ask(wire.SNAPSHOT_FILE)
@@ -747,7 +697,3 @@ _monitor: type[Monitor] = MonitorApp  # checked only by mypy
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _no_colour() -> bool:
-    return bool(os.environ.get("NO_COLOR"))

@@ -17,10 +17,10 @@ from gpumon.analysis.reports import ROOM_PATIENCE_S, room_known
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
-from gpumon.tui.app import Options
 from gpumon.tui.feed import HostFeed, closing
 from gpumon.tui.styles import ASCII, UNICODE, Glyphs
 from gpumon.tui.text_layout import EMPTY, Line, plain, width
+from gpumon.tui.themed_app import Options
 from gpumon.tui.view import View, choose
 from gpumon.tui.widgets.device_bar import bars, device_lines
 from gpumon.tui.widgets.estimate_table import comparisons, estimate_lines

@@ -186,3 +186,15 @@ def test_names_from_a_file_do_not_reach_the_terminal_as_they_are(tmp_path: Path)
     assert HARM in found["devices"][0]["end"]["by_line"][0]["name"]
     other = snapshot(tmp_path / "b.pickle", 2 * MIB, file=f"/my/{HARM}.py")
     assert call(path, other).exit_code == 0
+
+
+def test_the_screen_needs_a_terminal_and_one_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.pickle", content([segment(block(MIB))], [event("alloc", BASE, MIB)]))
+    for words, code, why in (
+        ((path,), 1, "--screen needs a terminal; without it the same is printed."),
+        ((path, path), 2, "--screen is for one file, and without --json"),
+        ((path, "--json"), 2, "--screen is for one file, and without --json"),
+    ):
+        done = call(*words, "--screen")
+        assert done.exit_code == code
+        assert why in done.output

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpumon.tui.app import MonitorApp, Options
+from gpumon.tui.app import MonitorApp
 from gpumon.tui.modes import MODES
 from gpumon.tui.stylesheet import StylesheetParsedOnce
+from gpumon.tui.themed_app import Options
 from gpumon.tui.themes import NAMES
 
 

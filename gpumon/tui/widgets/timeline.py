@@ -58,6 +58,7 @@ class TimelineData(msgspec.Struct, frozen=True):
     full: str = ""  # when memory is full at that pace
     resident: bool = False  # the peaks are the process's resident memory: the allocator counts nothing
     cursor: int | None = None  # the step that the other panels show, if it is a past one
+    events: bool = False  # a snapshot's events instead of steps, and requested bytes instead of allocated ones
 
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
@@ -284,7 +285,8 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     legend = [] if h.resident else ["reserved"]
     legend += ["device"] if h.any_device else []
     legend += ["capacity"] if layout.to_capacity else []
-    lines = [_head(head, steps, legend, signs, room, RESIDENT if h.resident else PEAK)]
+    words = REQUESTED if h.events else RESIDENT if h.resident else PEAK
+    lines = [_head(head, f"{steps:,} events" if h.events else f"last {steps:,} steps", legend, signs, room, words)]
 
     def column(values: Iterable[tuple[int, int, int | None]]) -> tuple[int | None, ...]:
         made = columns(list(values), scale.first, scale.last, scale.count)
@@ -320,7 +322,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
         text = layout.ticks.get(i, "")
         lines.append(((right(text, axis - 1), "dim"), (edge if text else "│" if glyphs.braille else "|", "rule"), *row))
     start, end = f"{' ' * axis}{first:,}", f"{h.full or f'{last:,}'} "
-    notes = [f"{unit.name} by step", ""]
+    notes = [f"{unit.name} by {'event' if h.events else 'step'}", ""]
     if h.capacity is not None and not layout.to_capacity:
         far = f"{h.capacity / top:.0f}{'×' if glyphs.braille else ' times'}"
         above = (f"capacity {size(h.capacity)} is {far} this height", f"capacity {size(h.capacity)}, {far} as high")
@@ -341,15 +343,16 @@ def _cell(layout: Layout, step: int | None) -> int | None:
 
 
 PEAK = ("allocated peak", "peak", "peak")
+REQUESTED = ("requested", "requested", "requested")
 RESIDENT = ("resident memory", "RSS", "RSS")
 HINT = "--track-cpu counts tensors"
 
 
 def _head(
-    head: list[Span], steps: int, legend: list[str], signs: Mapping[str, str], room: int, what: tuple[str, str, str]
+    head: list[Span], span: str, legend: list[str], signs: Mapping[str, str], room: int, what: tuple[str, str, str]
 ) -> Line:
     """Title and legend; if they do not fit, shorter words, then fewer legend entries."""
-    longest = f", last {steps:,} steps" if steps > 1 else ""
+    longest = "" if span == "last 1 steps" else f", {span}"
     for names in (legend, *(legend[:n] for n in range(len(legend) - 1, 0, -1))):
         for peak, about in zip(what, (longest, longest, longest.replace("last ", "")), strict=True):
             end: list[Span] = [(signs["allocated"], "line:allocated"), (f" {peak}", "dim")]
