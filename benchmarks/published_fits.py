@@ -51,8 +51,8 @@ Inferred:
   and 760m; up to 133 % of the device).
 - Each block is a unit of FSDP. SHARD_GRAD_OP is computed as ZeRO 2.
 
-Not tried: rows in fp8, for which the estimate has no precision. Torchtune's and torchtitan's published peaks are not
-repeated.
+Not tried: rows in fp8, for which the estimate has no precision. Torchtune's published peaks
+have [a page of their own](physical-ladder.md).
 """
 
 

@@ -191,7 +191,11 @@ def test_two_jobs_of_one_name_are_choices(start: Start) -> None:
     ("target", "error", "sentence"),
     [
         ("4194999", link.NoJob, "no process has pid 4194999"),
-        (str(os.getpid()), link.NoJob, rf"process {os.getpid()} has no gpumon agent; start one with"),
+        (
+            str(os.getpid()),
+            link.NoAgent,
+            rf"process {os.getpid()} has no gpumon agent; `gpumon attach {os.getpid()} --inject` loads it",
+        ),
         ("nosuch.py", link.NoJob, "no job is named 'nosuch.py'"),
         ("tcp://1.2.3.4:5", link.NotGpumon, "tcp://1.2.3.4:5 is no endpoint of an agent"),
         ("ipc:///nowhere/x.sock", link.NoJob, "there is no socket /nowhere/x.sock"),
