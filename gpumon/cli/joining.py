@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from gpumon import link
 from gpumon.cli.progress import working
 from gpumon.host import debugger
 from gpumon.link import LinkError
+from gpumon_agent import endpoint
 
 ANSWERS_IN_S = 30.0
 _TORCH = "libtorch"
@@ -68,7 +70,7 @@ def _has_torch(pid: int) -> bool:
 
 def call(pid: int, function: str) -> str:
     """Calls `function` of gpumon_agent.shim.joining there. Empty, or why nothing was done. Raises Failed."""
-    with tempfile.TemporaryDirectory(prefix="gpumon-") as folder, working(f"waiting for process {pid}"):
+    with tempfile.TemporaryDirectory(prefix="attach-", dir=_private()) as folder, working(f"waiting for process {pid}"):
         answer, script = Path(folder, "answer"), Path(folder, "script.py")
         script.write_text(_SCRIPT.format(function=function, answer=str(answer)))
         try:
@@ -84,6 +86,15 @@ def call(pid: int, function: str) -> str:
             f"the main thread of process {pid} has run no Python for {ANSWERS_IN_S:.0f} s: it waits in C code, "
             "so nothing was changed; try again later"
         )
+
+
+def _private() -> Path:
+    """Where no other user can put a script in the place of ours once it is removed: its path stays queued."""
+    reasons: list[str] = []
+    for directory, fd in endpoint.openings(reasons):
+        os.close(fd)
+        return directory
+    raise Failed("; ".join(reasons) or "no directory for temporary files can be written to")
 
 
 def _until(end: float) -> Iterator[None]:

@@ -9,6 +9,7 @@ instructions. Symbols are read of Python and the C library alone: those of torch
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -61,10 +62,13 @@ def queue(pid: int, code: str) -> None:
 
 def _check(pid: int) -> None:
     try:
+        owner = Path(f"/proc/{pid}").stat().st_uid
         status = Path(f"/proc/{pid}/status").read_text()
         spaces = {str(Path(f"/proc/{each}/ns/mnt").readlink()) for each in (pid, "self")}
     except OSError as error:
         raise Refused(f"process {pid} cannot be looked at: {error.strerror}") from None
+    if owner != os.geteuid():
+        raise Refused(f"process {pid} belongs to another user (uid {owner})")
     traced = re.search(r"^TracerPid:\s*([1-9]\d*)$", status, re.MULTILINE)
     if traced:
         raise Refused(f"process {pid} is traced by process {traced[1]}, a debugger: end that first")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpumon.cli import joining
+from gpumon.host import debugger
 
 pytestmark = pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb")
 
@@ -162,6 +163,35 @@ def test_without_torch_or_gdb_it_says_so(home: Path) -> None:
         done = gpumon("attach", str(process.pid), "--inject", path=str(home))
         assert (done.returncode, done.stdout) == (1, "")
         assert "there is no gdb here: install it (apt install gdb)" in done.stderr
+
+
+def test_a_traced_process_and_another_users_are_refused(home: Path) -> None:
+    with running("print(1, flush=True); import time; time.sleep(60)") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with subprocess.Popen(
+            ["gdb", "-nx", "-p", str(process.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as gdb:
+            status = Path(f"/proc/{process.pid}/status")
+            end = time.monotonic() + 60
+            while "TracerPid:\t0" in status.read_text() and time.monotonic() < end:
+                time.sleep(0.05)
+            with pytest.raises(debugger.Refused, match=f"is traced by process {gdb.pid}, a debugger: end that first"):
+                debugger.queue(process.pid, "pass")
+            gdb.kill()
+    if os.geteuid() == 0:
+        with subprocess.Popen(["/bin/sleep", "60"], user=65534) as foreign:
+            try:
+                with pytest.raises(debugger.Refused, match=r"belongs to another user \(uid 65534\)"):
+                    debugger.queue(foreign.pid, "pass")
+            finally:
+                foreign.kill()
+
+
+def test_nobody_else_can_write_where_the_script_is(home: Path) -> None:
+    place = joining._private()
+    assert place.stat().st_uid == os.geteuid()
+    assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_name_cannot_be_injected_into(home: Path) -> None:
