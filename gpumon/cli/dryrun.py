@@ -196,7 +196,7 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
 
         now = time.time_ns()
         sys.stdout.buffer.write(jsonl.line(jsonl.answer(of_outcome(outcome), now)))
-        sys.stdout.buffer.write(jsonl.line(jsonl.verdict(outcome, NOT_MODELLED, now)))
+        sys.stdout.buffer.write(jsonl.line(jsonl.verdict(outcome, checked.VIRTUAL_GPU, NOT_MODELLED, now)))
         sys.stdout.flush()
     else:
         from gpumon.cli.verdict import lines

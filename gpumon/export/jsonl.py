@@ -319,7 +319,7 @@ def answer(said: Answer, unix_ns: int) -> Object:
     }
 
 
-def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:
+def verdict(outcome: Outcome, checked: str, not_modelled: str, unix_ns: int) -> Object:
     """The last object of a dry run, about the whole job."""
     return {
         "type": "verdict",
@@ -358,6 +358,7 @@ def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:
         ],
         "forecast": _forecast(outcome.forecast),
         "findings": sorted({found.code for found in outcome.findings}),
+        "checked": checked,
         "not_modelled": not_modelled,
     }
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from pty_of import in_pty
 
+from gpumon.cli import checked
 from gpumon.virtual_gpu import PROFILES
 
 MIB = 2**20
@@ -90,6 +91,7 @@ def test_what_fits_says_so_with_the_peak_what_was_alive_and_the_margin(dryrun):
     ]  # fmt: skip
     verdict = objects[-1]
     assert (verdict["fits"], verdict["ended"], verdict["exit_code"], verdict["steps"]) == (True, "finished", 0, 4)
+    assert verdict["checked"] == checked.VIRTUAL_GPU
     (device,) = verdict["devices"]
     assert device["capacity"] == device["reserved"] + device["context"] + device["margin"] == 1024 * MIB
     assert device["context"] == 450 * MIB
