@@ -169,7 +169,7 @@ class CursorLines(_SnapshotPanel):
             text += share if len(text + share) <= width else ""
         return [
             fit([(f" {self.shown.file.name}{where}", "strong"), ("   bytes are requested ones", "dim")], width),
-            fit([(text, "accent")], width),
+            fit([(text, "key")], width),
             *((*each, (" ", ""))[::-1] for each in words(summary.answer, "text", width - 2)),
         ]
 
@@ -261,7 +261,7 @@ class LineTable(_Rows):
         return tuple(sorted(rows, key=lambda row: (-row.here, -row.peak, row.line)))
 
     def columns(self, room: int) -> Sequence[Column[LineRow, int]]:  # type: ignore[override]
-        name = max(LINE_LEAST, room - 4 * 13)
+        name = max(LINE_LEAST, room - 4 * 13 - 1)
         return (
             Column("line", "source line", name, 0, lambda row, _: (_fitted(row.line, name - 2), "text"), to_left=True),
             Column("here", "here", 13, 1, lambda row, _: (size(row.here), "strong")),
@@ -291,7 +291,7 @@ class BlockTable(_Rows):
         return tuple(sorted(found, key=lambda each: (-each.bytes * each.blocks, each.line)))
 
     def columns(self, room: int) -> Sequence[Column[Alike, int]]:  # type: ignore[override]
-        name = max(LINE_LEAST, room - 4 * 13)
+        name = max(LINE_LEAST, room - 4 * 13 - 1)
         return (
             Column("line", "allocated at", name, 0, lambda row, _: (_fitted(row.line, name - 2), "text"), to_left=True),
             Column("all", "together", 13, 1, lambda row, _: (size(row.bytes * row.blocks), "strong")),
