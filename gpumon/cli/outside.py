@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import psutil
 
+from gpumon_agent.wire.masking import masked
+
 CPU_FOR_S = 0.2
 
 
@@ -24,7 +26,7 @@ def lines(pid: int) -> Iterator[str]:
         children = len(process.children(recursive=True))
     except psutil.Error:
         return
-    yield f"Process {pid} has run for {duration(age_s)}: {' '.join(command)}"
+    yield f"Process {pid} has run for {duration(age_s)}: {' '.join(masked(command))}"
     yield f"  host   {size(resident)} resident, {percent(cpu)} of a CPU, {threads} threads, {children} child processes"
     read = asyncio.run(read_driver())
     for number, device in enumerate(read.devices):
@@ -35,7 +37,7 @@ def lines(pid: int) -> Iterator[str]:
             others = [each for each in held if each != pid]
             line = f"  GPU {number}  {size(held[pid])} by this process"
             if others:
-                line += f", {size(sum(held[each] for each in others))} by {len(others)} others"
+                line += f", {size(sum(held[each] for each in others))} by {len(others)} other{'s' * (len(others) > 1)}"
             yield line + f", of {size(device.total)}" if device.total is not None else line
     if read.devices and not any(pid == each.pid for device in read.devices for each in device.processes or ()):
         yield "  GPU    the driver lists no memory of this process"

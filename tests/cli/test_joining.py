@@ -5,33 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from joining import TRAINING
 
 from gpumon.cli import joining
 from gpumon.host import debugger
 
 pytestmark = pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb")
 
-TRAINS = """
-import sys, time, torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-for step in range(int(sys.argv[1])):
-    loss = model(torch.randn(16, 32)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print(step, loss.item().hex(), flush=True)
-    time.sleep(0.002)
-"""
 WORKER = """
 import torch
 from torch.utils.data import DataLoader
@@ -40,7 +31,8 @@ exec(open("trains.py").read())
 """
 LAUNCHES = """
 import subprocess, sys
-ranks = [subprocess.Popen([sys.executable, "worker.py", "100000"], stdout=subprocess.DEVNULL) for _ in range(2)]
+command = [sys.executable, "worker.py", "100000", "0.002"]
+ranks = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
 print([rank.pid for rank in ranks], flush=True)
 for rank in ranks:
     rank.wait()
@@ -63,7 +55,7 @@ def reachable() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "trains.py").write_text(TRAINS)
+    (tmp_path / "trains.py").write_text(TRAINING)
     (tmp_path / "worker.py").write_text(WORKER)
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
@@ -89,7 +81,7 @@ def gpumon(*words: str, path: str | None = None) -> subprocess.CompletedProcess[
 
 
 def test_a_training_is_joined_left_and_the_same(home: Path) -> None:
-    with running(TRAINS, "1200") as alone, running(TRAINS, "1200") as training:
+    with running(TRAINING, "1200", "0.002") as alone, running(TRAINING, "1200", "0.002") as training:
         assert training.stdout is not None
         first = training.stdout.readline()
         pid = str(training.pid)
@@ -131,7 +123,14 @@ def test_all_ranks_of_a_launcher_are_joined_but_no_loader_worker(home: Path) -> 
 
 
 def test_what_waits_in_c_code_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = "import torch, time; print(1, flush=True); time.sleep(5); print(2, flush=True); time.sleep(60)"
+    blocked = """
+import time, torch
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())  # something that the agent would watch
+print(1, flush=True)
+time.sleep(5)
+print(2, flush=True)
+while True: time.sleep(0.1)
+"""
     monkeypatch.setattr(joining, "ANSWERS_IN_S", 1.0)
     with running(blocked) as process:
         assert process.stdout is not None
@@ -141,6 +140,7 @@ def test_what_waits_in_c_code_is_left_alone(home: Path, monkeypatch: pytest.Monk
         ):
             joining.call(process.pid, "join")
         assert process.stdout.readline() == "2\n"  # it went on, and what was queued did nothing
+        time.sleep(3)  # an agent would have begun by now
         assert not list((home / "run").rglob("*.json"))
         assert process.poll() is None
 
@@ -206,6 +206,28 @@ def test_nobody_else_can_write_where_the_script_is(home: Path) -> None:
     place = joining._private()
     assert place.stat().st_uid == os.geteuid()
     assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_known_from_outside_has_the_gpu(virtual_gpu: Any) -> None:
+    code = """
+        import subprocess, sys, torch
+        from gpumon.cli.outside import lines
+        held = "import torch; torch.empty(1 << 28, dtype=torch.uint8, device='cuda'); print(1, flush=True); input()"
+        command = [sys.executable, "-c", held, "--api-key", "mine"]
+        started = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(2)]
+        for each in started:
+            each.stdout.readline()
+        print(*lines(started[0].pid), sep="\\n")
+        for each in started:
+            each.kill()
+        """
+    first, host, gpu = virtual_gpu().run(textwrap.dedent(code)).stdout.splitlines()
+    assert first.startswith("Process ")
+    assert first.endswith(" --api-key ***")
+    assert "resident" in host
+    both = re.fullmatch(r"  GPU 0  ([\d.]+ MiB) by this process, ([\d.]+ MiB) by 1 other, of [\d.]+ GiB", gpu)
+    assert both is not None, gpu
+    assert both[1] == both[2]
 
 
 def test_a_name_cannot_be_injected_into(home: Path) -> None:
