@@ -6,7 +6,9 @@ with those of one that was left alone, bit by bit. Needs gdb. Some six minutes.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,35 +17,65 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+import psutil
 from common import options, write
 
 from gpumon.cli import joining
 
 IDLE = "import time, torch\nprint(1, flush=True)\nwhile True: time.sleep(0.01)"
 TRAINING = """
-import sys, time, torch
+import ctypes, os, sys, time, torch
+
+class Slow(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            time.sleep(pause_s)
+            yield torch.ones(16, 32)
+
+steps, pause_s, how = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "sleeps"
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+batches = iter(torch.utils.data.DataLoader(Slow(), batch_size=None, num_workers=1)) if how == "loads" else None
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-for step in range(int(sys.argv[1])):
-    loss = model(torch.randn(16, 32)).square().mean()
+for step in range(steps):
+    batch = torch.randn(16, 32)
+    loss = model(batch if batches is None else batch + next(batches)).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    print(step, loss.item().hex(), flush=True)
-    time.sleep(float(sys.argv[2]))
+    if os.environ.get("RANK", "0") == "0":
+        print(step, loss.item().hex(), flush=True)
+    if how == "sleeps":
+        time.sleep(pause_s)
+    elif how == "blocks":
+        ctypes.PyDLL(None).usleep(int(pause_s * 1e6))
 """
-KINDS = {"idle, without a model": None, "a step, then 50 ms": 0.05, "steps without a pause": 0.0}
+"""`loads` waits for a DataLoader's worker, `blocks` waits in C code and holds the interpreter's lock."""
+KINDS = {
+    "idle, without a model": None,
+    "a step, then 50 ms": (0.05, "sleeps"),
+    "steps without a pause": (0.0, "sleeps"),
+    "0.3 s of each step in C code, with the GIL": (0.3, "blocks"),
+    "waits 0.3 s for each batch of a DataLoader": (0.3, "loads"),
+    "torchrun, two ranks with DDP (gloo)": (0.0, "ranks"),
+}
 ENDLESS = 10**9
 
 
-def tried(pause_s: float | None, times: int) -> tuple[list[float], str]:
-    """Seconds of each call, and what became of the process."""
-    command = [sys.executable, "-c", IDLE if pause_s is None else TRAINING]
-    rest = [] if pause_s is None else [str(ENDLESS), str(pause_s)]
+def tried(kind: tuple[float, str] | None, times: int) -> tuple[list[float], str]:
+    """Seconds of each call in a process, and what became of it."""
     took, refused = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        output, errors = Path(folder, "output"), Path(folder, "errors")
+        output, errors, script = Path(folder, "output"), Path(folder, "errors"), Path(folder, "train.py")
+        script.write_text(IDLE if kind is None else TRAINING)
+        command = [sys.executable]
+        if kind is not None and kind[1] == "ranks":
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command.append(str(script))
+        rest = [] if kind is None else [str(ENDLESS), *map(str, kind)]
         with (
             output.open("w") as out,
             errors.open("w") as err,
@@ -51,21 +83,27 @@ def tried(pause_s: float | None, times: int) -> tuple[list[float], str]:
         ):
             while not output.read_text():
                 time.sleep(0.1)
+            ranks = [process.pid]
+            if kind is not None and kind[1] == "ranks":
+                ranks = [each.pid for each in psutil.Process(process.pid).children()]
             for _ in range(times):
                 for function in ("join", "leave"):
-                    began = time.monotonic()
-                    refused += bool(joining.call(process.pid, function))
-                    took.append(time.monotonic() - began)
+                    for rank in ranks:
+                        began = time.monotonic()
+                        refused += bool(joining.call(rank, function))
+                        took.append(time.monotonic() - began)
                     time.sleep(random.random() * 0.2)
             ended = process.poll()
-            process.kill()
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
         printed = output.read_text().splitlines()[:-1]  # the last line may be half
-        said = errors.read_text()
-    if ended is not None:
-        return took, f"ended with code {ended}"
-    if pause_s is None:
-        return took, "runs on" + (f", and printed {said!r}" if said else "")
-    alone = subprocess.run([*command, str(len(printed)), "0"], stdout=subprocess.PIPE, text=True, check=True)
+        said = "" if len(ranks) > 1 else errors.read_text()  # the launcher tells of the kill
+        if ended is not None:
+            return took, f"ended with code {ended}"
+        if kind is None:
+            return took, "runs on" + (f", and printed {said!r}" if said else "")
+        again = [*command, str(len(printed)), "0", kind[1]]
+        alone = subprocess.run(again, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     same = "losses the same bits as alone" if alone.stdout.splitlines() == printed else "other losses"
     if refused:
         return took, f"{refused} calls refused"
@@ -75,8 +113,8 @@ def tried(pause_s: float | None, times: int) -> tuple[list[float], str]:
 def lines(times: int) -> Iterator[str]:
     yield "| process | joined and left | seconds of a call, median and most | afterwards |"
     yield "|---|--:|---|---|"
-    for name, pause_s in KINDS.items():
-        took, afterwards = tried(pause_s, times)
+    for name, kind in KINDS.items():
+        took, afterwards = tried(kind, times)
         yield f"| {name} | {times} | {median(took):.1f}, {max(took):.1f} | {afterwards} |"
 
 
