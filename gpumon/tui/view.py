@@ -87,9 +87,25 @@ def choose(
     return View(frame, tuple(reports), rank, report, shown, span, paused, said, answered, cannot_ask)
 
 
+WITHOUT_PEAK = {
+    "cpu": "the allocator does not count on the CPU; start with --track-cpu",
+    "mps": "PyTorch counts no peaks on Apple's GPUs",
+}
+"""By `wire.Device.kind`: why there is none, and what to do."""
+
+
 def device_of(view: View) -> wire.Device | None:
     """The shown device as torch describes it."""
     return None if view.rank is None or view.index is None else ledger.device_of(view.rank, view.index)
+
+
+def uncounted(view: View) -> str:
+    """Why the shown device has no peaks, and what to do; "" if it has them or no step has closed."""
+    device, rank = view.device, view.rank
+    if device is None or device.peak is not None or rank is None or not rank.steps:
+        return ""
+    described = device_of(view)
+    return WITHOUT_PEAK.get(described.kind if described is not None else "", "PyTorch counts no peaks on this device")
 
 
 def reading_of(view: View) -> wire.DeviceReading | None:

@@ -50,3 +50,17 @@ def test_a_backend_that_is_not_there_is_unknown_and_nothing_raises(kind: str) ->
     probe = AcceleratorProbe(kind)
     assert probe.boundary(0) == Reading()
     assert probe.devices() == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("mps", "but no peak; NVML"), ("xpu", "peaks of xpu are the largest since"), ("cpu", "")]
+)
+def test_what_a_backend_cannot_tell_is_said_once(kind: str, limit: str) -> None:
+    from gpumon_agent.allocator.devices import Devices
+
+    said: list[str] = []
+    devices = Devices(list, lambda *_: None, bounds=True, tracker=None, tell=said.append)
+    for _ in range(2):
+        devices._readers_of({(kind, 0)})
+    devices.stop()
+    assert [limit in each for each in said] == ([True] if limit else [])

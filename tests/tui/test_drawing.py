@@ -383,7 +383,7 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
     forecast = Forecast(
         9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, 231, None, 5, steps_to_oom_low=198, steps_to_oom_high=270
     )
-    slice_ = ForecastData(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
+    slice_ = ForecastData(forecast, 10 * GIB, ended=False, left="3 m 05 s")
     said = (
         (72, "trend     rising: full in about 231 steps (198–270), 3 m 05 s"),
         (60, "trend     full in 231 steps (198–270), 3 m 05 s"),
@@ -400,7 +400,7 @@ def test_a_batch_that_cannot_fit_is_the_verdict_whatever_the_usual_ones_need():
     forecast = Forecast(GIB, GIB, GIB, "backward", 9 * GIB, 0.0, None, 5, 5, verdict=wire.FITS)
     for verdict, said in ((wire.OOM_AHEAD, "OOM ahead"), (wire.FITS, "fits"), (None, "fits")):
         now = verdict and wire.Outlook(60, 0, 1, 20 * GIB, 0, 0, "backward", verdict, -10 * GIB)
-        data = ForecastData(forecast, 10 * GIB, ended=False, counted=True, now=now)
+        data = ForecastData(forecast, 10 * GIB, ended=False, now=now)
         assert plain(forecast_lines(data, 60, 9, UNICODE, "")[:1]).endswith(f" {said}")
 
 
@@ -418,14 +418,14 @@ def test_why_the_headroom_is_no_figure_is_said_as_fully_as_there_is_room(headroo
     forecast = Forecast(
         GIB, GIB, GIB, "backward", headroom, 0.0, None, None, 5, headroom_at_most=headroom is not None
     )  # fmt: skip
-    lines = forecast_lines(ForecastData(forecast, 10 * GIB, ended=False, counted=True), room, 9, UNICODE, "")
+    lines = forecast_lines(ForecastData(forecast, 10 * GIB, ended=False), room, 9, UNICODE, "")
     assert next(line for line in plain(lines).splitlines() if "headroom" in line).endswith(f" {said}")
 
 
 @pytest.mark.parametrize(("factor", "said"), [(99.94, "up to ×99.9"), (100.0, "up to ×100 and more")])
 def test_a_batch_a_hundred_times_larger_is_enough(factor: float, said: str) -> None:
     forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, None, factor, 5)
-    data = ForecastData(forecast, 10 * GIB, ended=False, counted=True)
+    data = ForecastData(forecast, 10 * GIB, ended=False)
     assert f"{said} the present one" in plain(forecast_lines(data, 60, 9, UNICODE, ""))
 
 
@@ -441,7 +441,7 @@ def test_a_far_end_has_two_digits_and_is_no_alarm(steps: int, said: str, role: s
     forecast = Forecast(
         9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, steps, None, 5, steps_to_oom_low=900, steps_to_oom_high=1_100
     )
-    lines = forecast_lines(ForecastData(forecast, 10 * GIB, ended=False, counted=True), 60, 9, UNICODE, "")
+    lines = forecast_lines(ForecastData(forecast, 10 * GIB, ended=False), 60, 9, UNICODE, "")
     (text, found) = next(span for line in lines for span in line if "full in" in span[0])
     assert (text.removeprefix("rising: full in ").removeprefix("about ").removeprefix("full in "), found) in (
         (said, role), (said.removeprefix("about "), role)
@@ -451,7 +451,7 @@ def test_a_far_end_has_two_digits_and_is_no_alarm(steps: int, said: str, role: s
 @pytest.mark.parametrize("room", [33, 36, 40, 60])
 def test_the_next_peak_s_interval_is_not_cut(room):
     forecast = Forecast(276 << 20, 255 << 20, 300 << 20, "backward", GIB, 0.0, None, None, 5)
-    slice_ = ForecastData(forecast, 10 * GIB, ended=False, counted=True)
+    slice_ = ForecastData(forecast, 10 * GIB, ended=False)
     lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
     assert "276.0 MiB (255.0–300.0)" in lines[1]
     assert lines[2].index("1.00 GiB") == lines[1].index("276.0")

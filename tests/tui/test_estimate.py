@@ -14,10 +14,11 @@ from gpumon.session.store import SessionStore
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
-from gpumon.tui.view import choose
+from gpumon.tui.view import choose, uncounted
 from gpumon.tui.widgets.device_bar import LABELS, ORDER
 from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, explanation, owners_of, page_lines
-from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, label, summed, sums, uncounted
+from gpumon.tui.widgets.estimate_table import Comparisons, estimate_lines, label, summed, sums
+from gpumon.tui.widgets.forecast_panel import ForecastPanel
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -196,8 +197,11 @@ async def test_on_a_small_screen_the_last_line_brings_the_words_with_it(app_of, 
         assert app.screen.query_one(EstimatePage)._at == 0
 
 
-async def test_on_a_cpu_that_is_not_counted_it_says_what_to_start(app_of, new_run, settled) -> None:
-    run = new_run().hello(backend="cpu", devices=(wire.Device(0, None, "CPU", None, "cpu"),)).modules().layers(5)
+@pytest.mark.parametrize(
+    ("kind", "why"), [("cpu", "start with --track-cpu"), ("mps", "Apple's GPUs"), ("xpu", "no peaks on this device")]
+)
+async def test_on_a_device_that_is_not_counted_it_says_so(app_of, new_run, settled, kind: str, why: str) -> None:
+    run = new_run().hello(backend=kind, devices=(wire.Device(0, None, kind, None, kind),)).modules().layers(5)
     for step in range(5, 8):
         for phase in ("forward", "backward", "optimizer"):
             run.t_ns += 10**8
@@ -206,10 +210,10 @@ async def test_on_a_cpu_that_is_not_counted_it_says_what_to_start(app_of, new_ru
     app = app_of(run.synced())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
+        assert app.screen.query_one(ForecastPanel).pick(app.view).uncounted.endswith(why)
         await pilot.press("3")
         await settled(pilot)
         assert f"as the step ended. No peak: {uncounted(app.view)}." in " ".join(text_of(app).split())
-        assert uncounted(app.view).endswith("start with --track-cpu")
         counted = estimated(view_of_(new_run().usual(20)))
         assert counted.uncounted == ""
         without = replace(counted, forecast=None, uncounted=uncounted(app.view))

@@ -1,6 +1,7 @@
 """Backends of torch.accelerator (mps, xpu, …): the figures that this torch reports, None for the rest.
 
 We never reset their peak counters, so a peak is only a bound: the largest since the process began or the user's reset.
+Written from PyTorch's sources (torch/mps/__init__.py, torch/accelerator/memory.py), not tried: docs/devices.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,18 @@ from typing import Any
 
 from gpumon_agent.allocator import Reading
 from gpumon_agent.wire import BOUND, Device
+
+WITHOUT_DRIVER = "NVML does not know it, so what other processes hold and the headroom stay unknown"
+_WHAT_IS_TOLD = {
+    "hip": "an AMD GPU has the allocator's figures",
+    "mps": "on Apple's GPU PyTorch tells what is allocated and reserved now, but no peak",
+}
+
+
+def told(kind: str) -> str:
+    """What a backend's figures are, and which there are none of; one sentence."""
+    known = _WHAT_IS_TOLD.get(kind, f"peaks of {kind} are the largest since the process began, if this PyTorch has any")
+    return f"{known}; {WITHOUT_DRIVER} (not tried on such a device)"
 
 
 class AcceleratorProbe:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumon_agent import environment, wire
 from gpumon_agent.allocator import Probe, Reader
+from gpumon_agent.allocator.accelerator import told
 from gpumon_agent.guard import say
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Devices:
         self.fractions: dict[str, str] = {}  # memory fractions below 1 set by the user
         self._models = models
         self._tell = tell
+        self._told: set[str] = set()  # backends whose limits were told
         self._seen: set[tuple[str, int]] = set()  # devices of the models' tensors, found so far by this search
         self._known: set[tuple[str, int]] = set()  # the same, from the last complete search
         self._looking: Iterator[None] | None = None
@@ -77,7 +79,11 @@ class Devices:
             chosen = {("cpu", 0)}
         if self._cuda is not None and torch.cuda.is_initialized() and not self._cuda.silent:
             self._look_whether_silent(self._cuda)
-        return tuple((self._probe(kind).boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
+        probes = {kind: self._probe(kind) for kind, _ in chosen}
+        for name in sorted({probe.kind for probe in probes.values()} - self._told - {"cuda", "cpu"}):
+            self._told.add(name)
+            self._tell(told(name))
+        return tuple((probes[kind].boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
 
     def _look_whether_silent(self, cuda: CudaProbe) -> None:
         """A script's CUDAPluggableAllocator has no statistics: every read would raise."""

@@ -296,11 +296,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
             summary.append((f" in {b.peak.module}", "dim"))
     elif held is not None:
         counts = b.now is not None and b.now.allocated is not None
-        why = (
-            "reserved; the step's peak is not known"
-            if counts
-            else "by owner; the allocator does not count on this device"
-        )
+        why = "reserved; the step's peak is not known" if counts else "by owner; the allocator does not count here"
         summary += [(size(held), "strong"), (f" {why}", "dim")]
     if b.rss is not None and peak is None:
         summary.append((f"   RSS {size(b.rss)}", "text"))

@@ -16,9 +16,9 @@ from gpumon.analysis.units import Unit, exact, in_unit, percent, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells, used
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
-from gpumon.tui.view import View, device_name, device_of
+from gpumon.tui.view import View, device_name, device_of, uncounted
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
-from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, label, rest, uncounted
+from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures, label, rest
 from gpumon.tui.widgets.forecast_panel import batch_factor
 from gpumon.tui.widgets.phase_table import WORDS
 

@@ -11,7 +11,7 @@ from gpumon.analysis.units import NOT_KNOWN, Unit, in_unit, unit_for
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
 from gpumon.tui.text_layout import Line, Span, left
-from gpumon.tui.view import View, device_of, newest_read
+from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
@@ -37,17 +37,6 @@ def compared(view: View) -> EstimateCheck | None:
     rank = view.rank
     record = rank.steps[newest_read(rank, view.device.device)] if rank and rank.steps else None
     return compare(view.device, record)
-
-
-def uncounted(view: View) -> str:
-    """Why the shown device has no peaks, and what to do; "" if it has them or no step has closed."""
-    device, rank = view.device, view.rank
-    if device is None or device.peak is not None or rank is None or not rank.steps:
-        return ""
-    described = device_of(view)
-    if described is None or described.kind != "cpu":
-        return "the allocator does not count on this device"
-    return "the allocator does not count on the CPU; start with --track-cpu"
 
 
 def comparisons(view: View) -> Comparisons:

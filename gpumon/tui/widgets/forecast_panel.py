@@ -11,7 +11,7 @@ from gpumon.analysis.types import KEPT, Forecast
 from gpumon.analysis.units import duration, in_unit, size, unit_for
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, cells, fit
-from gpumon.tui.view import View
+from gpumon.tui.view import View, uncounted
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
@@ -42,7 +42,7 @@ class ForecastData(msgspec.Struct, frozen=True):
     forecast: Forecast | None
     capacity: int | None
     ended: bool
-    counted: bool  # the allocator reports figures for this device
+    uncounted: str = ""  # why the device has no peaks
     now: wire.Outlook | None = None  # the agent's, for the batch in forward; not if it fits
     regime: int | None = None  # the step of a recent regime change
     whatif: tuple[ChangeResult, ...] = ()
@@ -61,11 +61,12 @@ def outlook(view: View) -> ForecastData:
         if d.regimes and newest - d.regimes[-1] < REGIME_SHOWN_STEPS:
             regime = d.regimes[-1]
     forecast, capacity = (d.forecast, d.capacity) if d is not None else (None, None)
-    counted = d is None or d.peak is not None
     left = ""
     if forecast is not None and forecast.steps_to_oom is not None and view.report and view.report.steps_per_s:
         left = duration(forecast.steps_to_oom / view.report.steps_per_s)
-    return ForecastData(forecast, capacity, ended, counted, now, regime, d.whatif if d is not None else (), left)
+    return ForecastData(
+        forecast, capacity, ended, uncounted(view), now, regime, d.whatif if d is not None else (), left
+    )
 
 
 class ForecastPanel(Panel):
@@ -83,8 +84,7 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
     head = (" Next iteration", title)
     f = o.forecast
     if f is None:
-        why = "known after the first steps" if o.counted else "the allocator does not count on this device"
-        return [(head,), ((f"   {why}", "dim"),)]
+        return [(head,), ((f"   {o.uncounted or 'known after the first steps'}", "dim"),)]
     unit = unit_for(f.high)
     fails_now = o.now is not None and o.now.verdict == wire.OOM_AHEAD  # the batch that is in forward now
     word = wire.OOM_AHEAD if fails_now else f.verdict

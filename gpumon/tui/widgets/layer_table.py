@@ -14,8 +14,7 @@ from gpumon.session.frame import LayersRecord, ModelRecord
 from gpumon.tui.styles import UNICODE, Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
-from gpumon.tui.view import View
-from gpumon.tui.widgets.estimate_table import uncounted
+from gpumon.tui.view import View, uncounted
 from gpumon.tui.widgets.layer_lines import (
     FOOT,
     LayersData,

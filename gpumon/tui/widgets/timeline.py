@@ -275,7 +275,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     steps = h.points[-1].step - h.points[0].step + 1 if h.points else 0
     head: list[Span] = [(" Memory", title)]
     if not any(v for p in h.points for v in (p.allocated_peak, p.reserved, p.device)):
-        what = "the allocator does not count on this device" if h.points else "no step closed yet"
+        what = "nothing is counted on this device" if h.points else "no step closed yet"
         return [tuple(head), ((f"   {what}", "dim"),)]
     layout = layout_of(h, room, height, glyphs)
     if layout is None:
