@@ -6,13 +6,16 @@ with those of one that was left alone, bit by bit. Needs gdb. Some six minutes.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -20,6 +23,7 @@ from statistics import median
 import psutil
 from common import options, write
 
+from gpumon import virtual_gpu
 from gpumon.cli import joining
 
 IDLE = "import time, torch\nprint(1, flush=True)\nwhile True: time.sleep(0.01)"
@@ -63,13 +67,30 @@ KINDS = {
     "torchrun, two ranks with DDP (gloo)": (0.0, "ranks"),
 }
 ENDLESS = 10**9
+LEAKING = """
+import time, torch
+
+def main():
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]).cuda()
+    optimizer, losses = torch.optim.Adam(model.parameters()), []
+    while True:
+        loss = model(torch.ones(256, 512, device="cuda")).sum()
+        losses.append(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        print(len(losses), flush=True)
+
+main()
+"""
 
 
 def tried(kind: tuple[float, str] | None, times: int) -> tuple[list[float], str]:
     """Seconds of each call in a process, and what became of it."""
     took, refused = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        output, errors, script = Path(folder, "output"), Path(folder, "errors"), Path(folder, "train.py")
+        output, errors, script = Path(folder, "output"), Path(folder, "errors"), Path(folder, "joined.py")
         script.write_text(IDLE if kind is None else TRAINING)
         command = [sys.executable]
         if kind is not None and kind[1] == "ranks":
@@ -90,7 +111,10 @@ def tried(kind: tuple[float, str] | None, times: int) -> tuple[list[float], str]
                 for function in ("join", "leave"):
                     for rank in ranks:
                         began = time.monotonic()
-                        refused += bool(joining.call(rank, function))
+                        try:
+                            refused += bool(joining.call(rank, function))
+                        except joining.Failed as error:
+                            return took, f"{error}, with {process.wait()}: {errors.read_text()!r}"
                         took.append(time.monotonic() - began)
                     time.sleep(random.random() * 0.2)
             ended = process.poll()
@@ -115,14 +139,45 @@ def lines(times: int) -> Iterator[str]:
     yield "|---|--:|---|---|"
     for name, kind in KINDS.items():
         took, afterwards = tried(kind, times)
+        print(name, afterwards, file=sys.stderr)
         yield f"| {name} | {times} | {median(took):.1f}, {max(took):.1f} | {afterwards} |"
+
+
+def named(times: int) -> Iterator[str]:
+    """Of trainings that keep a loss each step, on the virtual GPU: from the command to what holds them."""
+    found = Counter()
+    took = []
+    environment = virtual_gpu.environment()
+    for _ in range(times):
+        training = [sys.executable, "-c", LEAKING]
+        with subprocess.Popen(training, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            while int(process.stdout.readline()) < 100:
+                pass
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            began = time.monotonic()
+            command = [sys.executable, "-m", "gpumon", "attach", str(process.pid), "--inject", "--json", "--for", "60"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attached:
+                assert attached.stdout is not None
+                for line in attached.stdout:
+                    holder = json.loads(line).get("holder")
+                    if holder is not None:
+                        took.append(time.monotonic() - began)
+                        found[holder] += 1
+                        break
+                attached.terminate()
+            process.kill()
+    virtual_gpu.remove_session(environment["VGPU_SESSION"])
+    yield ""
+    yield f"A loss kept in each step: {len(took)} of {times} named in {median(took):.1f} s, at most {max(took):.1f} s:"
+    yield ", ".join(f"`{holder}` {count} times" for holder, count in found.items()) + "."
 
 
 def main() -> None:
     parser = options(__doc__, write=True)
     parser.add_argument("--times", type=int, default=50)
     args = parser.parse_args()
-    write("Joining a running process", "\n".join(lines(args.times)) + "\n", args.write)
+    write("Joining a running process", "\n".join([*lines(args.times), *named(min(args.times, 10))]) + "\n", args.write)
 
 
 if __name__ == "__main__":
