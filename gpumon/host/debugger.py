@@ -1,10 +1,11 @@
-"""Has a running Python process run a piece of code, by gdb.
+"""Has a running Python process run a piece of code, by gdb or lldb.
 
-gdb stops the process for some tenths of a second and calls two functions in it: mmap, for a page that holds the code,
-and `Py_AddPendingCall` (Python/ceval_gil.c), which queues it. The interpreter runs it in the main thread, between two
-instructions, as it runs signal handlers: so no lock of the interpreter is held, and nothing runs while C code blocks.
-Neither function waits for a lock that the stopped thread may hold, except the queue's own, which is held for a few
-instructions. Symbols are read of Python and the C library alone: those of torch would take seconds.
+The debugger stops the process (gdb for some tenths of a second, lldb for some seconds) and calls two functions in it:
+mmap, for a page that holds the code, and `Py_AddPendingCall` (Python/ceval_gil.c), which queues it. The interpreter
+runs it in the main thread, between two instructions, as it runs signal handlers: so no lock of the interpreter is held,
+and nothing runs while C code blocks. Neither function waits for a lock that the stopped thread may hold, except the
+queue's own, which is held for a few instructions. gdb reads the symbols of Python and the C library alone: those of
+torch would take seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import subprocess
 from pathlib import Path
 
 PAGE_BYTES = 4096
-_QUEUED = "gpumon: queued "
 _LIBRARIES = ("libpython", "libc.so", "libc-")
 
 
@@ -32,32 +32,56 @@ def queue(pid: int, code: str) -> None:
     content = code.encode() + b"\0"
     if len(content) > PAGE_BYTES:
         raise ValueError(f"{len(content)} bytes of code; {PAGE_BYTES} are possible")
-    debugger = shutil.which("gdb")
-    if debugger is None:
+    gdb, lldb = shutil.which("gdb"), shutil.which("lldb")
+    if gdb is None and lldb is None:
         raise Refused("there is no gdb here: install it (apt install gdb), or restart the run under `gpumon run`")
     _check(pid)
-    page = f"(char*) ((void *(*)(void *, unsigned long, int, int, int, long)) mmap)(0, {PAGE_BYTES}, 3, 0x22, -1, 0)"
+    command = _by_gdb(gdb, pid, content) if gdb is not None else _by_lldb(str(lldb), pid, content)
+    # in a session of its own, where ctrl-c does not reach it: if it were killed, a call would be left half made
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
+    ) as child:  # fmt: skip
+        said, errors = child.communicate()
+    queued = re.search(r"^(?:gpumon: queued |\(int\) \$queued = )(-?\d+)$", said, re.MULTILINE)
+    if queued is None:
+        raise Refused(_why(pid, errors, "gdb" if gdb is not None else "lldb"))
+    if queued[1] != "0":
+        raise Refused(f"process {pid} has too much queued already: try again")
+
+
+_PAGE = f"((void *(*)(void *, unsigned long, int, int, int, long)) mmap)(0, {PAGE_BYTES}, 3, 0x22, -1, 0)"
+_RUN = "(void *) &PyRun_SimpleString"
+_QUEUE = "((int (*)(void *, void *)) Py_AddPendingCall)($run, $page)"
+
+
+def _by_gdb(gdb: str, pid: int, content: bytes) -> list[str]:
     commands = [
         *(f"sharedlibrary {name}" for name in _LIBRARIES),
-        f"set $page = {page}",
+        f"set $page = (char*) {_PAGE}",
         f"set {{char[{len(content)}]}} $page = {{{','.join(map(str, content))}}}",
-        f'printf "{_QUEUED}%d\\n", ((int (*)(void *, void *)) Py_AddPendingCall)((void *) &PyRun_SimpleString, $page)',
+        f"set $run = {_RUN}",
+        f'printf "gpumon: queued %d\\n", {_QUEUE}',
         "detach",
     ]
     before = ("set auto-load off", "set auto-solib-add off", "set debuginfod enabled off", "set confirm off")
     options = [word for each in before for word in ("-iex", each)]
     options += ["-p", str(pid), *(word for each in commands for word in ("-ex", each))]
-    # in a session of its own, where ctrl-c does not reach it: if it were killed, a call would be left half made
-    with subprocess.Popen(
-        [debugger, "-nx", "-batch", *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, errors="replace", start_new_session=True,
-    ) as child:  # fmt: skip
-        said, errors = child.communicate()
-    queued = re.search(rf"^{_QUEUED}(-?\d+)$", said, re.MULTILINE)
-    if queued is None:
-        raise Refused(_why(pid, errors))
-    if queued[1] != "0":
-        raise Refused(f"process {pid} has too much queued already: try again")
+    return [gdb, "-nx", "-batch", *options]
+
+
+def _by_lldb(lldb: str, pid: int, content: bytes) -> list[str]:
+    commands = (
+        "settings set target.preload-symbols false",
+        f"process attach --pid {pid}",
+        f"expression -- void *$page = {_PAGE}",
+        f"memory write --size 1 `$page` {' '.join(map(hex, content))}",
+        f"expression -- void *$run = {_RUN}",
+        f"expression -- int $queued = {_QUEUE}",
+        "expression -- $queued",
+        "detach",
+    )
+    return [lldb, "--batch", "--no-lldbinit", *(word for each in commands for word in ("-o", each))]
 
 
 def _check(pid: int) -> None:
@@ -76,7 +100,7 @@ def _check(pid: int) -> None:
         raise Refused(f"process {pid} is in another container: run gpumon inside that one")
 
 
-def _why(pid: int, said: str) -> str:
+def _why(pid: int, said: str, debugger: str) -> str:
     if "ptrace" in said and "not permitted" in said:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope")
         if scope.exists() and scope.read_text().strip() in "123":
@@ -88,7 +112,8 @@ def _why(pid: int, said: str) -> str:
             f"the system lets no debugger reach process {pid}: "
             "a container needs --cap-add=SYS_PTRACE, or restart the run under `gpumon run`"
         )
-    if "Py_AddPendingCall" in said:
+    if re.search(r"""(No symbol|undeclared identifier) ['"]Py""", said):
         return f"process {pid} is not Python, or its symbols were stripped"
     words = [line.strip() for line in said.splitlines() if line.strip()]
-    return f"gdb could not reach process {pid}" + (f": {words[-1]}" if words else "")
+    worst = [line for line in words if line.startswith("error: ")] or words[-1:]
+    return f"{debugger} could not reach process {pid}" + (f": {worst[0]}" if worst else "")

@@ -179,6 +179,28 @@ def test_without_torch_or_gdb_it_says_so(home: Path) -> None:
         assert "there is no gdb here: install it (apt install gdb)" in done.stderr
 
 
+@pytest.mark.skipif(shutil.which("lldb") is None, reason="there is no lldb")
+def test_lldb_does_it_where_there_is_no_gdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lldb = shutil.which("lldb")
+    assert lldb is not None
+    (tmp_path / "lldb").symlink_to(lldb)
+    with running("import time\nprint(1, flush=True)\nwhile True: time.sleep(0.01)") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with monkeypatch.context() as only:
+            only.setenv("PATH", str(tmp_path))
+            debugger.queue(process.pid, "print('\"quoted\" äöü', flush=True)")
+            with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+                assert other.stdin is not None
+                assert other.stdout is not None
+                other.stdin.write(b"\n")
+                other.stdin.flush()
+                other.stdout.readline()  # all of it is loaded
+                with pytest.raises(debugger.Refused, match=f"process {other.pid} is not Python, or its symbols were"):
+                    debugger.queue(other.pid, "pass")
+        assert process.stdout.readline() == '"quoted" äöü\n'
+
+
 def test_a_traced_process_and_another_users_are_refused(home: Path) -> None:
     with running("print(1, flush=True); import time; time.sleep(60)") as process:
         assert process.stdout is not None
