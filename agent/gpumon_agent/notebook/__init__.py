@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpumon_agent.notebook.measuring import Measurement
 
 _MAGIC = re.compile(r"%%gpumon[ \t]*$")
+_OF_PYTHON = ("%%capture", "%%prun", "%%time")  # and %%timeit
 _EVENTS = ("pre_run_cell", "post_run_cell")
 
 
@@ -24,6 +25,7 @@ class Notebook:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        self.began = REGISTRY.agent is None and not REGISTRY.finders  # so the agent, if any, will be ours
         self._running: Measurement | None = None
         self._cell = ""
         self.pre_run_cell = protect("notebook", self._begins)
@@ -46,9 +48,21 @@ class Notebook:
         error = None if result is None else result.error_in_exec or result.error_before_exec
         display(running.end(error))
 
-    def gpumon(self, line: str, cell: str) -> None:
-        """Measure this cell: peak memory, the phases of a training in it, and the tensors that stay alive after it."""
-        self._shell.run_cell(f"%%gpumon\n{cell}")  # called by name: IPython itself never gets here
+    def gpumon(self, line: str, cell: str | None = None) -> None:
+        """`%%gpumon` measures this cell: peak memory, the phases of a training in it, and the tensors that stay alive.
+
+        `%gpumon forget` frees what the last exception holds.
+        """
+        if cell is not None:  # called by name: IPython itself never gets here
+            self._shell.run_cell(f"%%gpumon\n{cell}")
+        elif line.strip() == "forget":
+            from gpumon_agent.notebook.holders import forget
+
+            forget(self._shell)
+        else:
+            from IPython.core.error import UsageError
+
+            raise UsageError("write `%%gpumon` as the first line of a cell, or `%gpumon forget`")
 
 
 def load(shell: Any) -> None:
@@ -56,12 +70,12 @@ def load(shell: Any) -> None:
     shell.input_transformers_cleanup.append(without_magic)
     for event in _EVENTS:
         shell.events.register(event, getattr(notebook, event))
-    shell.register_magic_function(notebook.gpumon, "cell", "gpumon")
+    shell.register_magic_function(notebook.gpumon, "line_cell", "gpumon")
     REGISTRY.notebook = notebook
 
 
 def unload(shell: Any) -> None:
-    """Also removes the agent."""
+    """Also removes the agent, unless it was there before."""
     from gpumon_agent.agent import stop
 
     notebook = REGISTRY.notebook
@@ -71,22 +85,27 @@ def unload(shell: Any) -> None:
     shell.input_transformers_cleanup.remove(without_magic)
     for event in _EVENTS:
         shell.events.unregister(event, getattr(notebook, event))
-    shell.magics_manager.magics["cell"].pop("gpumon", None)
-    stop()
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("gpumon", None)
+    if notebook.began:
+        stop()
 
 
 def without_magic(lines: list[str]) -> list[str]:
     """The lines of a cell without its `%%gpumon`. An empty line takes its place, so that tracebacks name the line that
     the user sees; not above another cell magic, which must come first."""
-    for at, line in enumerate(lines):
-        if _MAGIC.match(line):
-            below = lines[at + 1 :]
-            return [*lines[:at], *([] if below and below[0].startswith("%%") else ["\n"]), *below]
-        if line.strip() and not line.startswith("%%"):
-            break
-    return lines
+    at = next((at for at, line in enumerate(lines) if line.strip()), 0)
+    if not lines or not _MAGIC.match(lines[at]):
+        return lines
+    below = lines[at + 1 :]
+    return [*lines[:at], *([] if below and below[0].startswith("%%") else ["\n"]), *below]
 
 
 def _is_measured(cell: str) -> bool:
-    lines = cell.splitlines(keepends=True)
-    return without_magic(lines) is not lines
+    """Whether it begins with `%%gpumon`, perhaps below magics that run the rest of the cell as Python."""
+    for line in cell.splitlines():
+        if _MAGIC.match(line):
+            return True
+        if line.strip() and not line.startswith(_OF_PYTHON):
+            return False
+    return False

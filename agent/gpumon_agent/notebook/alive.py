@@ -187,20 +187,18 @@ class _Search:
         running = [each for each in gc_roots.of_the_user(self._files, users) if each.module != "__main__"]
         shown, kept = self._holders.roots()
         mine: list[Root | str] = [*shown, *running, *kept]
-        installed: list[Root | str] = [name for name in names if name not in users]
-        rounds: tuple[tuple[list[Root | str], int], ...] = (
-            (mine, 6),
-            (mine, 24),
-            ([*mine, *gc_roots.beside(self._files, ())], DEPTH_MAX),
-            (installed, DEPTH_MAX),
-        )
-        for roots, limit in rounds:
-            walk.begin(roots, limit=limit, installed=roots is installed, again=roots is not installed)
-            if not walk.run(clock, (lambda: False) if self._thorough else self._done):
+        for limit in (6, 24):  # to the end: a second holder matters as much as the first
+            walk.begin(mine, limit=limit)
+            if not walk.run(clock, lambda: False):
                 return self._done()
-            if self._done():
-                break
-            self._thorough = roots is mine and limit == 6
+        self._thorough = False
+        if not self._done():
+            walk.begin([*mine, *gc_roots.beside(self._files, ())], limit=DEPTH_MAX)
+            if not walk.run(clock, self._done):
+                return self._done()
+        if not self._done():
+            walk.begin([name for name in names if name not in users], limit=DEPTH_MAX, installed=True, again=False)
+            return walk.run(clock, self._done) or self._done()
         return True
 
     def _done(self) -> bool:

@@ -6,6 +6,7 @@ exception, whose frames hold their variables.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ _OF_CYCLES = "`import gc; gc.collect()`, if it is in a reference cycle"
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _IN_FRAME = re.compile(r"frame (\d+)\.?(.*)", re.DOTALL)
 _OLD_CELL = re.compile(r"<ipython-input-(\d+)-")  # IPython 7
+_LAST = ("last_exc", "last_value", "last_traceback")
 _SHOWN = ("_", "__", "___")
 
 
@@ -130,32 +132,50 @@ class Holders:
         return f"cell {number} line {where.line}" if number else f"{Path(where.path).name} line {where.line}"
 
     def hint(self, held: tuple[Held, ...]) -> str:
-        """How to free what these hold; empty if `del` of a variable is enough."""
+        """How to free what these hold; empty if it is enough to delete variables."""
         hints: dict[str, None] = {}
+        variables = {each.root: self._variables[each.root] for each in held if each.kind == VARIABLE}
         outputs = [each.root for each in held if each.kind == OUTPUT]
         if outputs:
             value = self._outputs[outputs[0]]
-            names = [each.root for each in held if each.kind == VARIABLE and self._variables.get(each.root) is value]
+            names = [name for name, other in variables.items() if other is value]
+            variables = {name: other for name, other in variables.items() if other is not value}
             names += [f"_{root[4:-1]}" for root in outputs if self._shell.user_ns.get(f"_{root[4:-1]}") is value]
-            hints[f"`%xdel {names[0]}`" if names else "`%reset -f out`, which clears all outputs"] = None
+            names += [root for root in outputs if root in _SHOWN]
+            hints[f"`%xdel {names[0]}`" if names else f"`del {outputs[0]}`"] = None
         for each in held:
             if each.kind == TRACEBACK:
-                hints[f"`import sys, traceback; traceback.clear_frames({each.root})`"] = None
+                hints["`%gpumon forget`"] = None
             elif each.text == NO_NAME:
                 hints[_OF_CYCLES] = None
-        return "; ".join(hints)
+        if hints and variables:
+            hints[f"`del {', '.join(variables)}`"] = None
+        return ", ".join(hints)
+
+
+def forget(shell: Any) -> None:
+    """Lets go of the last exception, wherever Python and IPython keep it."""
+    for name in _LAST:
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    shell.InteractiveTB.tb = None
+    last = getattr(shell, "last_execution_result", None)
+    if last is not None:
+        last.error_in_exec = last.error_before_exec = None
+    gc.collect()  # frames and exceptions refer to each other
 
 
 def _frames() -> Iterator[_Frame]:
     """Innermost exception first. IPython's own frames lead to everything in the notebook, so they are left out."""
     of, entry = "sys.last_traceback", getattr(sys, "last_traceback", None)
     error, left = getattr(sys, "last_value", None), FRAMES_MAX
-    value = "sys.last_value"
+    value, met = "sys.last_value", set()
     while left:
         while entry is not None and left:
             left -= 1
             module = str(entry.tb_frame.f_globals.get("__name__", ""))
-            if module.partition(".")[0] not in ("IPython", "ipykernel"):
+            if module.partition(".")[0] not in ("IPython", "ipykernel") and entry.tb_frame not in met:
+                met.add(entry.tb_frame)
                 yield _Frame(entry.tb_frame, entry.tb_lineno, of)
             entry = entry.tb_next
         if error is None:

@@ -104,6 +104,8 @@ class View:
 
     def _phase_title(self) -> str:
         read = max((each.windows for each in self.phases), default=0)
+        if not self.steps:
+            return "Peak of each phase"
         steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
         return f"Peak of each phase, {steps}" + (f", {read:,} of them read" if read < self.steps else "")
 
@@ -243,7 +245,7 @@ def _names(holders: Sequence[str]) -> str:
 def _kind(row: Row) -> str:
     if not row.dtype:
         return f"{row.tensors:,} saved for backward"
-    shape = "several shapes" if row.shape is None else "×".join(map(str, row.shape[:_DIMENSIONS_MAX])) or "scalar"
+    shape = "of several shapes" if row.shape is None else "×".join(map(str, row.shape[:_DIMENSIONS_MAX])) or "scalar"
     return f"{row.tensors:,} × {row.dtype} {shape}" if row.tensors > 1 else f"{row.dtype} {shape}"
 
 
@@ -273,10 +275,11 @@ def _bar(nbytes: int | None, most: int, kind: str) -> str:
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int]) -> str:
-    """`rows` are markup."""
+    """`rows` are markup; texts of the first column may take several lines. `right`: columns of numbers."""
 
     def cells(name: str, texts: Sequence[str]) -> str:
-        return "".join(f"<{name}{' class=n' if at in right else ''}>{text}</{name}>" for at, text in enumerate(texts))
+        kinds = ["n" if at in right else "" if at else "w" for at in range(len(texts))]
+        return "".join(f"<{name} class='{kind}'>{text}</{name}>" for kind, text in zip(kinds, texts, strict=True))
 
     caption = f"<caption>{_text(title)}</caption>" if title else ""
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
@@ -285,25 +288,26 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, r
 
 _STYLE = """
 .gpumon{color:var(--jp-content-font-color1,inherit);font:13px/1.45 var(--jp-content-font-family,system-ui,sans-serif);
-max-width:60em;border-left:3px solid #4a90d9;padding:.2em 0 .2em .9em}
+max-width:64em;border-left:3px solid #4a90d9;padding:.2em 0 .2em .9em}
 .gpumon .head{font-weight:600}
 .gpumon p{margin:.4em 0}
-.gpumon table{border-collapse:collapse;margin:.5em 0;width:100%;color:inherit;background:none;border:0;
+.gpumon table{border-collapse:collapse;margin:.5em 0!important;color:inherit;background:none;border:0;
 table-layout:auto}
 .gpumon caption{caption-side:top;text-align:left;font-weight:600;padding:.2em 0;color:inherit}
-.gpumon tr,.gpumon tr:nth-child(odd),.gpumon tr:nth-child(even),.gpumon tr:hover{background:none}
-.gpumon th,.gpumon td{text-align:left;vertical-align:top;padding:.15em .8em .15em 0;border:0;
-border-bottom:1px solid rgba(128,128,128,.25);color:inherit;background:none;max-width:34em;overflow-wrap:anywhere}
-.gpumon th{font-weight:400;opacity:.7}
-.gpumon .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
-.gpumon code{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:.95em;background:none;
-color:inherit;padding:0}
+.gpumon tr,.gpumon tr:nth-child(n):nth-child(n){background:none!important}
+.gpumon th,.gpumon td{text-align:left!important;vertical-align:top;padding:.15em 1em .15em 0!important;border:0;
+border-bottom:1px solid rgba(128,128,128,.25);color:inherit;background:none;white-space:nowrap}
+.gpumon th{font-weight:400!important;opacity:.7}
+.gpumon .n{text-align:right!important;font-variant-numeric:tabular-nums}
+.gpumon .w{min-width:10em;max-width:30em;white-space:normal;overflow-wrap:anywhere}
+.gpumon code{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:.95em;background:none!important;
+color:inherit;padding:0!important}
 .gpumon .hint{opacity:.8;font-size:.92em}
 .gpumon .oom{border-left:3px solid #d9534f;padding-left:.6em}
-.gpumon .bar{width:9em;height:.7em;margin-top:.35em;background:rgba(128,128,128,.18)}
+.gpumon .bar{width:7em;height:.7em;margin-top:.35em;background:rgba(128,128,128,.18)}
 .gpumon .bar div{height:100%}
 .gpumon .before{background:#8c8c8c}.gpumon .peak{background:#d9534f}.gpumon .after{background:#4a90d9}
 .gpumon dl{display:grid;grid-template-columns:max-content 1fr;gap:.1em 1em;margin:.4em 0}
-.gpumon dt{opacity:.8}.gpumon dd{margin:0}
+.gpumon dt{opacity:.8;font-weight:400}.gpumon dd{margin:0}
 .gpumon summary{cursor:pointer;opacity:.7}
 """
