@@ -35,6 +35,7 @@ class Measurement:
         self._alive: Any = None
         self._at_oom: Any = None  # alive.Told of the newest out-of-memory
         self._ooms = 0
+        self._spent_ns = 0  # by us, as the cell ran
         self._before: dict[int, _Now] = {}
         self._resident = resident_bytes()
         self._had_torch = _torch() is not None
@@ -56,12 +57,12 @@ class Measurement:
         self._began_ns = time.monotonic_ns()
 
     def end(self, error: BaseException | None) -> View:
-        ended_ns = time.monotonic_ns()
+        seconds = (time.monotonic_ns() - self._began_ns - self._spent_ns) / 1e9
         _flush()
         REGISTRY.followers.remove(self._follower)
         torch = _torch()
         if torch is None:
-            return View((ended_ns - self._began_ns) / 1e9, note="torch is not imported: there is nothing to measure.")
+            return View(seconds, note="torch is not imported: there is nothing to measure.")
         from gpumon_agent.notebook.alive import Alive
 
         after, peaks = _now(), _peaks()
@@ -81,7 +82,7 @@ class Measurement:
                     )
                 )
         return View(
-            (ended_ns - self._began_ns) / 1e9,
+            seconds,
             devices=tuple(figures),
             phases=tuple(each for each in self._phases.values() if each.peak is not None),
             steps=_step() - self._first_step,
@@ -117,7 +118,9 @@ class Measurement:
         for _, each in events:
             if isinstance(each, wire.Oom) and self._alive is not None and self._ooms < OOMS_MAX:
                 self._ooms += 1
+                began_ns = time.monotonic_ns()
                 self._at_oom = self._alive.since(self._shell, everything=True)
+                self._spent_ns += time.monotonic_ns() - began_ns
             elif isinstance(each, wire.Phase) and each.t_ns - each.duration_ns >= self._began_ns:
                 key = each.device, each.phase
                 known = self._phases.get(key)
