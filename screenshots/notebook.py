@@ -1,4 +1,4 @@
-"""Runs examples/notebook.ipynb on the virtual GPU and takes the picture notebook.png of it.
+"""Runs examples/notebook.ipynb on the virtual GPU and takes the picture notebook.png of two of its cells.
 
     python screenshots/notebook.py [dark]
 
@@ -23,7 +23,8 @@ from gpumon import virtual_gpu
 
 HERE = Path(__file__).parent
 NOTEBOOK = HERE.parent / "examples" / "notebook.ipynb"
-SIZE = (900, 1960)
+SIZE = (900, 1680)
+SHOWN = ("model = ", "def evaluate")
 
 
 def main(theme: str = "light") -> None:
@@ -36,9 +37,9 @@ def main(theme: str = "light") -> None:
         NotebookClient(notebook, timeout=300).execute(env=session)
     finally:
         virtual_gpu.remove_session(session["VGPU_SESSION"])
+    notebook.cells = [cell for cell in notebook.cells if any(text in cell.source for text in SHOWN)]
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+        cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         page.write_text(HTMLExporter(theme=theme).from_notebook_node(notebook)[0])

@@ -10,6 +10,7 @@ from gpumon_agent import wire
 from gpumon_agent.units import torch_size
 
 NAMES_TOLD_MAX = 4  # of the holders of one row
+DATA = "data"  # as the screens call it
 _CELL_CHARS_MAX = 160
 _DIMENSIONS_MAX = 8
 
@@ -206,7 +207,9 @@ class View:
                 ("before, peak, after", "as the cell began, the highest within it, as it ended"),
             ]
         if self.phases:
-            lines.append(("phase", "the highest allocated bytes within each; load and between: outside of the others"))
+            lines.append(
+                ("phase", "the highest allocated bytes within each; load: before the first, data: between others")
+            )
         lines += [
             ("held by", "the variables that keep the tensors alive; several names: it is freed when all let go"),
             ("Out[7], _7, _", "IPython's: values of cells that it has shown"),
@@ -228,12 +231,15 @@ def _size(nbytes: int | None) -> str:
 
 
 def _exact(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else f"{torch_size(nbytes)} ({nbytes:,} bytes)"
+    if nbytes is None:
+        return "unknown"
+    return f"{torch_size(nbytes)} ({nbytes:,} bytes)" if nbytes >= 1024 else f"{nbytes:,} bytes"
 
 
 def _phase(each: PhasePeak, phases: Iterable[PhasePeak]) -> str:
     several = len({other.device for other in phases}) > 1
-    return _line(f"{each.phase} on device {each.device}" if several else each.phase)
+    name = DATA if each.phase == wire.BETWEEN else each.phase
+    return _line(f"{name} on device {each.device}" if several else name)
 
 
 def _names(holders: Sequence[str]) -> str:
