@@ -76,6 +76,12 @@ CELLS = {
         loss.backward()
         optimizer.step()
         """,
+    "trains long": """
+        for step in range(150):
+            model(zeros(64, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
     "shows": """
         zeros(1000, 1000)
         """,
@@ -331,6 +337,7 @@ def test_a_training_shows_the_peak_of_each_phase(measured: Ran) -> None:
     assert {"forward", "backward", "optimizer"} <= set(peaks)
     assert max(peaks.values()) == _bytes(view, "allocated")["peak"]
     assert peaks["forward"] < peaks["backward"]
+    assert re.search(r"phase, 150 steps, \d+ of them read:", measured.view("trains long"))
     assert "phase" not in measured.view("shows")
 
 

@@ -58,8 +58,10 @@ class Measurement:
 
     def end(self, error: BaseException | None) -> View:
         seconds = (time.monotonic_ns() - self._began_ns - self._spent_ns) / 1e9
-        _flush()
-        REGISTRY.followers.remove(self._follower)
+        try:
+            _flush()
+        finally:
+            REGISTRY.followers.remove(self._follower)
         torch = _torch()
         if torch is None:
             return View(seconds, note="torch is not imported: there is nothing to measure.")
@@ -74,8 +76,8 @@ class Measurement:
         for device, now in after.items():
             had = self._before.get(device, _Now(0, 0))
             peak = self._peak(peaks, device)
-            if any((*now, *had, *(peak or ()))):
-                allocated, reserved = peak or (None, None)
+            allocated, reserved = peak or (None, None)
+            if had != now or now.allocated or allocated or device == torch.cuda.current_device():
                 figures.append(
                     DeviceFigures(
                         f"cuda:{device}", had.allocated, had.reserved, allocated, reserved, now.allocated, now.reserved
@@ -134,7 +136,7 @@ def _with(known: PhasePeak | None, ended: wire.Phase) -> PhasePeak:
 
 
 def _step() -> int:
-    return REGISTRY.agent.phases.step if REGISTRY.agent is not None else 0
+    return REGISTRY.agent.phases.where()[0] if REGISTRY.agent is not None else 0
 
 
 def _flush() -> None:

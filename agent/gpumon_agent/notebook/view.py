@@ -202,7 +202,7 @@ class View:
         lines = []
         if self.devices:
             lines += [
-                ("allocated", "bytes of the blocks that tensors use, as torch.cuda.memory_allocated() counts them"),
+                ("allocated", "bytes of the blocks that tensors use, multiples of 512: torch.cuda.memory_allocated()"),
                 ("reserved", "bytes that PyTorch's allocator has taken from the device, used or cached"),
                 ("before, peak, after", "as the cell began, the highest within it, as it ended"),
             ]
