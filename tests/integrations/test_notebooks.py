@@ -248,10 +248,11 @@ def _example() -> list[str]:
 def measured(folder: Path, environment: dict[str, str]) -> Ran:
     magic = {name: "" if name in UNMEASURED or CELLS[name] == "hinted()" else MEASURED for name in CELLS}
     sources = {
-        "no torch": "%load_ext gpumon_agent",
+        "no torch": "%load_ext gpumon_agent\n%gpumon forget",
         "without torch": "%%gpumon\n1 + 1",
         **{name: _with(magic[name], _source(name)) for name in CELLS},
-        **{f"example {at}": source for at, source in enumerate(_example()[1:])},
+        "forget": "%gpumon forget",
+        **{f"example {at}": source for at, source in enumerate(_example())},
         "ls": "import subprocess, sys\ncommand = [sys.executable, '-m', 'gpumon', 'ls', '--json']\n"
         "print(subprocess.run(command, capture_output=True, text=True).stdout)",
         "facts": "from gpumon.cli.home_jobs import facts\nprint(facts(__import__('os').getpid()).command)",
@@ -481,7 +482,7 @@ def test_a_browser_shows_it(measured: Ran, folder: Path, background: str, color:
 
 
 def test_the_example_runs(measured: Ran) -> None:
-    trains, shows, raises = (measured.view(f"example {at}") for at in range(3))
+    trains, shows, raises = (measured.view(f"example {at}") for at in range(1, 4))
     assert "Peak of each phase, 20 steps" in trains
     assert "free it: `%xdel" in shows
     assert "free it: `%gpumon forget`" in raises

@@ -6,7 +6,9 @@ the cell begins and ends. So outputs, tracebacks, `await`, other magics and `Out
 
 from __future__ import annotations
 
+import gc
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from gpumon_agent.guard import protect
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 _MAGIC = re.compile(r"%%gpumon[ \t]*$")
 _OF_PYTHON = ("%%capture", "%%prun", "%%time")  # and %%timeit
+_LAST = ("last_exc", "last_value", "last_traceback")
 _EVENTS = ("pre_run_cell", "post_run_cell")
 
 
@@ -56,8 +59,6 @@ class Notebook:
         if cell is not None:  # called by name: IPython itself never gets here
             self._shell.run_cell(f"%%gpumon\n{cell}")
         elif line.strip() == "forget":
-            from gpumon_agent.notebook.holders import forget
-
             forget(self._shell)
         else:
             from IPython.core.error import UsageError
@@ -89,6 +90,18 @@ def unload(shell: Any) -> None:
         shell.magics_manager.magics[kind].pop("gpumon", None)
     if notebook.began:
         stop()
+
+
+def forget(shell: Any) -> None:
+    """Lets go of the last exception, wherever Python and IPython keep it."""
+    for name in _LAST:
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    shell.InteractiveTB.tb = None
+    last = getattr(shell, "last_execution_result", None)
+    if last is not None:
+        last.error_in_exec = last.error_before_exec = None
+    gc.collect()  # frames and exceptions refer to each other
 
 
 def without_magic(lines: list[str]) -> list[str]:

@@ -6,7 +6,6 @@ exception, whose frames hold their variables.
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,6 @@ _OF_CYCLES = "`import gc; gc.collect()`, if it is in a reference cycle"
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _IN_FRAME = re.compile(r"frame (\d+)\.?(.*)", re.DOTALL)
 _OLD_CELL = re.compile(r"<ipython-input-(\d+)-")  # IPython 7
-_LAST = ("last_exc", "last_value", "last_traceback")
 _SHOWN = ("_", "__", "___")
 
 
@@ -151,18 +149,6 @@ class Holders:
         if hints and variables:
             hints[f"`del {', '.join(variables)}`"] = None
         return ", ".join(hints)
-
-
-def forget(shell: Any) -> None:
-    """Lets go of the last exception, wherever Python and IPython keep it."""
-    for name in _LAST:
-        if hasattr(sys, name):
-            setattr(sys, name, None)
-    shell.InteractiveTB.tb = None
-    last = getattr(shell, "last_execution_result", None)
-    if last is not None:
-        last.error_in_exec = last.error_before_exec = None
-    gc.collect()  # frames and exceptions refer to each other
 
 
 def _frames() -> Iterator[_Frame]:
