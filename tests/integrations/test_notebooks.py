@@ -231,10 +231,16 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def environment(folder: Path) -> Iterator[dict[str, str]]:
+def places(folder: Path) -> dict[str, str]:
+    """What keeps a kernel's files out of the user's folders."""
+    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR")
+    return {**dict.fromkeys(names, str(folder)), "JPY_SESSION_NAME": f"{folder}/train.ipynb"}
+
+
+@pytest.fixture(scope="module")
+def environment(places: dict[str, str]) -> Iterator[dict[str, str]]:
     made = virtual.environment(sys.executable, memory="8GiB")
-    private = {name: str(folder) for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR")}
-    yield {**made, **private, "JPY_SESSION_NAME": f"{folder}/train.ipynb"}
+    yield {**made, **places}
     vgpu.remove_session(made["VGPU_SESSION"])
 
 
@@ -411,14 +417,14 @@ def test_unloading_removes_the_magic(measured: Ran) -> None:
     assert "Cell magic `%%gpumon` not found" in measured.text("after")
 
 
-def test_without_a_device_it_names_tensors_on_the_cpu(folder: Path, environment: dict[str, str]) -> None:
+def test_without_a_device_it_names_tensors_on_the_cpu(folder: Path, places: dict[str, str]) -> None:
     sources = {
         "imports": "%load_ext gpumon_agent",
         "allocates": "%%gpumon\nimport torch\nx = torch.zeros(1024, 1024)",
         "trains": "%%gpumon\nmodel = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "model(torch.zeros(2, 8)).sum().backward(); optimizer.step()",
     }
-    ran = Ran(folder, {**environment, "CUDA_VISIBLE_DEVICES": ""}, sources).run(hints=False)
+    ran = Ran(folder, {**os.environ, **places, "CUDA_VISIBLE_DEVICES": ""}, sources).run(hints=False)
     assert _rows(ran.view("allocates")) == {"x": (4 * MIB, "float32 1024×1024")}
     assert "torch was imported in this cell" in ran.view("allocates")
     assert {"model.weight.grad", "model.bias"} < {holders.split(",")[0] for holders in _rows(ran.view("trains"))}

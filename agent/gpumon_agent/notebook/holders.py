@@ -27,7 +27,6 @@ FRAMES_MAX = 100  # of an exception and those before it
 _OF_CYCLES = "`import gc; gc.collect()`, if it is in a reference cycle"
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _IN_FRAME = re.compile(r"frame (\d+)\.?(.*)", re.DOTALL)
-_OLD_CELL = re.compile(r"<ipython-input-(\d+)-")  # IPython 7
 _SHOWN = ("_", "__", "___")
 
 
@@ -122,11 +121,9 @@ class Holders:
         return Held(text, VARIABLE if root in self._variables else OTHER, root)
 
     def _place(self, where: Place) -> str:
-        cell = _OLD_CELL.match(where.path)
-        number = None if cell is None else cell[1]
-        known: Callable[[str], tuple[str, str] | None] | None = getattr(self._shell.compile, "format_code_name", None)
-        if number is None and known is not None and (named := known(where.path)) is not None:
-            number = re.sub(r"\D", "", named[1])
+        named: Callable[[str], tuple[str, str] | None] | None = getattr(self._shell.compile, "format_code_name", None)
+        cell = named(where.path) if named is not None else None  # since IPython 8: ("Cell", "In[7]")
+        number = "" if cell is None else re.sub(r"\D", "", cell[1])
         return f"cell {number} line {where.line}" if number else f"{Path(where.path).name} line {where.line}"
 
     def hint(self, held: tuple[Held, ...]) -> str:
