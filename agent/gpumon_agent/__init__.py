@@ -55,6 +55,20 @@ def stop() -> None:
     end()
 
 
+def load_ipython_extension(ipython: Any) -> None:
+    """`%load_ext gpumon_agent`: `%%gpumon` measures a cell."""
+    from gpumon_agent.notebook import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """`%unload_ext gpumon_agent`: the opposite; it also stops the agent."""
+    from gpumon_agent.notebook import unload
+
+    unload(ipython)
+
+
 def __getattr__(name: str) -> Any:
     if name == "phase":  # with gpumon_agent.phase("eval"): …
         from gpumon_agent.agent import phase

@@ -202,7 +202,7 @@ class Agent:
             take_ends=self._take_ends,
             carry_out=self._carry_out,
             on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
-            flush=self._flush,
+            flush=self.flush,
             tell=self._tell,
         )
 
@@ -247,6 +247,8 @@ class Agent:
     def _drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
         self.outlooks.drained(events)
         self.recorded_phases.drained(events)
+        for follow in REGISTRY.followers:
+            follow(events)
 
     def _now(self) -> tuple[int, str, int]:
         return self.phases.where()
@@ -257,7 +259,8 @@ class Agent:
     def _write_file(self, pieces: Iterable[bytes], step: int, t_ns: int) -> None:
         self.transport.write_file(pieces, step, t_ns)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Drains the events recorded so far."""
         self._flush_ring()
 
     def _tell(self) -> None:
@@ -393,7 +396,7 @@ class Agent:
                 self.transport.disown()  # messages would wait for ever
             self.transport.announce()
         if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process now
-            self._flush()
+            self.flush()
             time.sleep(_HELD_S)
         self._step_begins()
         self.leaks.step_closed(step, reads)
@@ -447,12 +450,12 @@ class Agent:
     def _oom(self, device: int, requested: int, total: int, free: int) -> None:
         step, phase, _ = self._now()
         self.phases.read_soon()
-        self._flush()  # the report's snapshot has the phases before this one
+        self.flush()  # the report's snapshot has the phases before this one
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.oom_reporter.of(oom))
         self.requests.out_of_memory(device)
-        self._flush()
+        self.flush()
         self.transport.pump(ThreadClock(_AT_OOM_NS))  # the process may be about to end
 
     def _rang(self) -> None:
@@ -473,7 +476,7 @@ class Agent:
 
     def notice(self, text: str) -> None:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self._now()[0]))
-        self._flush()
+        self.flush()
 
     # ----------------------------------------------------------------------------------------- what viewers are told
 
@@ -669,4 +672,10 @@ def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:
 
 
 def _script() -> str:
+    """What viewers call this process: its notebook or its script."""
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    if kernel is not None and kernel.IPKernelApp.initialized():
+        named = vars(sys.modules["__main__"]).get("__vsc_ipynb_file__")  # VS Code's, which starts kernels itself
+        environ = {"JPY_SESSION_NAME": named} if isinstance(named, str) else os.environ
+        return endpoint.notebook(environ, str(Path("/proc/self/cwd").readlink()))
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"

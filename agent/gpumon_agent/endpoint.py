@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -115,6 +115,12 @@ def rendezvous() -> str:
     """Where the ranks of a job meet in `init_process_group` (its method env://); empty if not set."""
     where, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     return wire.clean(f"{where}:{port}") if where and port.isdecimal() else ""
+
+
+def notebook(environment: Mapping[str, str], folder: str) -> str:
+    """What a Jupyter kernel is called: its notebook's file, as Jupyter's server tells it, or else where it runs."""
+    name, dot, _ = Path(environment.get("JPY_SESSION_NAME", "")).name.partition(".ipynb")  # VS Code appends to it
+    return wire.clean(f"{name}{dot}" if dot and name else f"notebook in {Path(folder).name or folder}")
 
 
 # ------------------------------------------------------------------------------------------------ processes' identity

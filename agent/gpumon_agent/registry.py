@@ -23,10 +23,14 @@ class Registry:
     def __init__(self) -> None:
         self.agent: Any = None
         """agent.Agent, once there is one"""
+        self.notebook: Any = None
+        """notebook.Notebook, while IPython's extension is loaded"""
         self.loads: Any = None
         """leaks.loads.Loads: loaded checkpoints, followed from the start of a launched process"""
         self.listeners: list[Callable[[Any], object]] = []
         """functions passed to `on_outlook`, perhaps before the agent began"""
+        self.followers: list[Callable[[list[tuple[int, Any]]], object]] = []
+        """called with all drained events (number, event), in the training thread"""
         self.finders: list[Any] = []
         """hooks.model_discovery.Finder"""
         self.trackers: list[Any] = []

@@ -54,9 +54,11 @@ def facts(pid: int) -> ProcessFacts:
         command = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
     except OSError:  # gone, or of another pid namespace
         return ProcessFacts()
-    return ProcessFacts(
-        _user(uid), wire.clean_argv(tuple(command.split("\0"))) if command else (), _cwd(folder), _began(pid)
-    )
+    cwd = _cwd(folder)
+    words = wire.clean_argv(tuple(command.split("\0"))) if command else ()
+    if any(Path(word).name.startswith("ipykernel_launcher") for word in words):
+        words = (endpoint.notebook(_environment(folder), cwd or "?"), "(Jupyter kernel)")
+    return ProcessFacts(_user(uid), words, cwd, _began(pid))
 
 
 def _user(uid: int) -> str:
@@ -64,6 +66,15 @@ def _user(uid: int) -> str:
         return wire.clean(pwd.getpwuid(uid).pw_name)
     except KeyError:  # a container need not know the users of the machine
         return f"uid {uid}"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """As the process began."""
+    try:
+        lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 def _cwd(folder: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpumon_agent import endpoint, wire
 from gpumon_agent.launched import Launched, launched
 
 TORCHRUN = {
@@ -41,3 +42,20 @@ BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM
 )  # fmt: skip
 def test_the_launcher_is_understood(environment, expected):
     assert launched(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("session", "name"),
+    [
+        ("/home/me/train.ipynb", "train.ipynb"),
+        ("work/train.ipynb-jvsc-3f1e", "train.ipynb"),  # VS Code's
+        ("", "notebook in work"),
+        ("console-1", "notebook in work"),
+        (".ipynb", "notebook in work"),
+        ("/home/me/\x1b[31m.ipynb", "\N{REPLACEMENT CHARACTER}[31m.ipynb"),
+        ("n" * 1000 + ".ipynb", "n" * (wire.NAME_CHARS_MAX - 1) + "…"),
+    ],
+)
+def test_a_kernel_is_called_by_its_notebook(session: str, name: str) -> None:
+    assert endpoint.notebook({"JPY_SESSION_NAME": session}, "/home/me/work") == name
+    assert endpoint.notebook({}, "/") == "notebook in /"

@@ -42,6 +42,13 @@ def reads(seeds: int, operations: int, pools: bool) -> None:
 
     watch_or_stop()
 
+    def measure(device: torch.device) -> None:
+        """As `%%gpumon` does at a cell's beginning."""
+        if watched:
+            from gpumon_agent.registry import REGISTRY
+
+            REGISTRY.agent.devices.peaks.measure(device.index)
+
     def largest(stats):
         return {key: value for key, value in stats.items() if "peak" in key}
 
@@ -91,6 +98,8 @@ def reads(seeds: int, operations: int, pools: bool) -> None:
                 torch.cuda.empty_cache()
             elif kind < 0.842:
                 watch_or_stop()
+            elif kind < 0.86:
+                measure(device)
             else:
                 figures.append([choose.choice(readers)(device), torch.cuda.current_device()])
         held.clear()
@@ -127,6 +136,57 @@ def test_a_randomized_run_reads_the_same_with_and_without(
     assert figures[0] == figures[1]
 
 
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.usefixtures("native_reader")
+def test_a_measured_peak_is_that_of_its_span(virtual_gpu: Gpu, reader: dict[str, str]) -> None:
+    def script() -> None:
+        import torch
+
+        from gpumon_agent import agent, wire
+
+        watched = agent.Agent(publish=False)
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watched.adopt(model, optimizer)
+        peaks = watched.devices.peaks
+
+        def step() -> None:
+            model(torch.ones(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+
+        def allocate(mebibytes: int) -> None:
+            torch.empty(mebibytes << 20, dtype=torch.uint8, device="cuda")
+
+        for _ in range(5):  # the first readings prove the native reader
+            step()
+        allocate(200)
+        step()
+        allocate(100)
+        highest = torch.cuda.max_memory_allocated()
+        watched.recorder.drain()
+        peaks.measure(0)
+        now = torch.cuda.memory_allocated()
+        assert peaks.measured(0)[0] == now
+        allocate(30)
+        step()  # closes windows
+        allocate(20)
+        assert peaks.measured(0)[0] == now + (30 << 20)
+        assert torch.cuda.max_memory_allocated() == highest  # the user's figure
+        torch.cuda.reset_peak_memory_stats()
+        allocate(10)
+        assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() + (10 << 20)
+        assert peaks.measured(0)[0] == now + (30 << 20)
+        allocate(50)
+        assert peaks.measured(0)[0] == now + (50 << 20)
+        step()
+        phases = [event for _, event in watched.recorder.drain() if isinstance(event, wire.Phase)]
+        assert phases[0].allocated_peak == now + (100 << 20)  # the window that was open keeps its peak
+        peaks.measure(0)
+        assert peaks.measured(0)[0] == torch.cuda.memory_allocated()
+
+    virtual_gpu().run(script, env={"GPUMON_GOVERNOR": "off", **reader})
+
+
 def test_bounds_mode_never_resets_and_says_so(virtual_gpu: Gpu) -> None:
     def script() -> None:
         import torch
@@ -139,6 +199,8 @@ def test_bounds_mode_never_resets_and_says_so(virtual_gpu: Gpu) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         watched.adopt(model, optimizer)
         assert before == (torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats)
+        watched.devices.peaks.measure(0)
+        assert watched.devices.peaks.measured(0) is None
         kept = torch.empty(10_000_000, device="cuda")
         del kept
         for _ in range(3):

@@ -80,6 +80,11 @@ class CudaProbe:
     def native(self) -> bool:
         return self._peaks.native and not self.silent
 
+    @property
+    def peaks(self) -> Peaks | None:
+        """None: the allocator has no statistics."""
+        return None if self.silent else self._peaks
+
     def now(self, device: int) -> tuple[int, int]:
         """(allocated, reserved), without closing a window."""
         stats = self._peaks.read(device)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpumon_agent.allocator.cpu import StorageTracker
     from gpumon_agent.allocator.cuda import CudaProbe, Oom
+    from gpumon_agent.allocator.peaks import Peaks
 
 
 SLICE_TENSORS = 4096
@@ -125,6 +126,11 @@ class Devices:
     def end(self, where: Any) -> tuple[int, int] | None:
         """(allocated, live blocks) of a CUDA device, without closing a window; None for another backend."""
         return self._cuda.end(where.index) if self._cuda is not None and where.type == "cuda" else None
+
+    @property
+    def peaks(self) -> Peaks | None:
+        """The readers of CUDA's allocator. None: it has none, or no statistics."""
+        return self._cuda.peaks if self._cuda is not None else None
 
     @property
     def ends_every_ns(self) -> int:

@@ -109,7 +109,10 @@ def _counters(stats: Stats) -> Iterator[Stats]:
 class _Shadow:
     """One device's peaks before the last boundary, and the open window's peaks before a user's reset."""
 
-    __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "read", "resets")
+    __slots__ = (
+        "_folding", "boundaries", "carried", "carried_reserved", "earlier", "held", "measured", "quiet", "read",
+        "resets",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.carried = 0
@@ -117,6 +120,7 @@ class _Shadow:
         self.resets = 0  # user's resets: a boundary interrupted by one must not restore old peaks
         self.boundaries = 0
         self.quiet = 0
+        self.measured = (0, 0)  # peaks (allocated, reserved) since `Peaks.measure`, until the user's newest reset
         self._folding = Lock()  # never waited for
         self.drop()
 
@@ -124,6 +128,7 @@ class _Shadow:
         self.held: list[Any] = [_Past()]  # and the stats since. A new list at each reset: a concurrent fold of the
         # old one must not restore old peaks
         self.read = native.Peaks()  # peaks of the boundaries that were read natively
+        self.earlier: _Past | None = None  # before `Peaks.measure`
 
     def fold(self) -> None:
         """Merges the held stats into one `_Past`. Other threads may append and read meanwhile."""
@@ -137,8 +142,22 @@ class _Shadow:
                 self._folding.release()
 
     def lift(self, stats: Stats) -> bool:
+        """Raises the peaks in `stats` to the user's. Whether any was below."""
+        earlier, lifted = self.earlier, self._lift(stats)
+        return (earlier is not None and earlier.lift(stats, native.Peaks())) or lifted
+
+    def _lift(self, stats: Stats) -> bool:
         past, *readings = list(self.held)
         return bool((past.raised(readings) if readings else past).lift(stats, self.read))
+
+    def so_far(self, stats: Stats) -> tuple[int, int]:
+        """(allocated, reserved): peaks since `Peaks.measure`. `stats`: of now; they are raised."""
+        self._lift(stats)
+        allocated, reserved = self.measured
+        return (
+            max(allocated, stats["allocated_bytes"]["all"]["peak"]),
+            max(reserved, stats["reserved_bytes"]["all"]["peak"]),
+        )
 
 
 def _carried(shadow: _Shadow, read: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -241,6 +260,7 @@ class Peaks:
             peak = stats["reserved_bytes"]["all"]["peak"]
             if peak > shadow.carried_reserved:
                 shadow.carried_reserved = peak
+            shadow.measured = shadow.so_far(stats)
             shadow.resets += 1
         return device
 
@@ -251,6 +271,26 @@ class Peaks:
             self._forget(device)
         else:
             self._shadows[device].drop()
+
+    def measure(self, device: int) -> None:
+        """Begins to measure the device's peaks for `measured`. Neither the open window nor the user loses one."""
+        if self.bounds:
+            return
+        self._reset_begins(device)
+        shadow = self._shadows[device]
+        stats = self.read(device)
+        shadow.lift(stats)
+        self.reset(device)
+        shadow.drop()
+        shadow.earlier = _Past().raised([stats])
+        shadow.measured = (0, 0)
+
+    def measured(self, device: int) -> tuple[int, int] | None:
+        """(allocated, reserved): the device's peaks since `measure`, or since the process began. None: not known."""
+        if self.bounds:
+            return None
+        shadow = self._shadows.get(device) or _Shadow()
+        return shadow.so_far(self.read(device))
 
     def boundary(self, device: int) -> tuple[Any, ...] | Stats:
         """Closes the device's window: reads once, resets the peaks, and returns `figures` or the stats they come from.

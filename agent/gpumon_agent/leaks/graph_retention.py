@@ -44,13 +44,28 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
     root = tensor.grad_fn
     if root is None or not READABLE:
         return None
-    clock = ThreadClock(budget_ns)
-    reader = NodeReader()
     if looks is not None:
         looks.before, looks.newest = looks.newest, root._sequence_nr()
-    known = {} if looks is None else looks.read
-    saved: dict[int, int] = {}
+    saved, seen, cut = _saved(root, ThreadClock(budget_ns), None if looks is None else looks.read)
     own = {identity for identity, _, _ in storages(tensor)}
+    others = (nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
+    total = sum(map(rounded, others))
+    return Retained(total, cut, frozenset(seen))
+
+
+def saved(tensor: Tensor, budget_ns: int) -> dict[int, int]:
+    """The storages saved by `tensor`'s graph: identity → bytes. Some of them, if the time runs out."""
+    root = tensor.grad_fn
+    return {} if root is None or not READABLE else _saved(root, ThreadClock(budget_ns), None)[0]
+
+
+def _saved(
+    root: Any, clock: ThreadClock, read: dict[int, dict[int, int]] | None
+) -> tuple[dict[int, int], set[Any], bool]:
+    """(identity → bytes of saved storages, nodes seen, whether the time ran out). `read`: as `Looks.read`, updated."""
+    reader = NodeReader()
+    known = {} if read is None else read
+    saved: dict[int, int] = {}
     waiting, seen = [root], {root}
     cut = False
     while waiting and not cut:
@@ -59,7 +74,7 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
         kept = known.get(number)
         if kept is None:
             kept = _kept(node, reader)
-            if looks is not None and kept:
+            if read is not None and kept:
                 known[number] = kept
         saved.update(kept)
         for below, _ in node.next_functions:
@@ -67,9 +82,7 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
                 seen.add(below)
                 waiting.append(below)
         cut = clock.over()
-    others = (nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
-    total = sum(map(rounded, others))
-    return Retained(total, cut, frozenset(seen))
+    return saved, seen, cut
 
 
 def _kept(node: Any, reader: NodeReader) -> dict[int, int]:

@@ -27,6 +27,7 @@ MISSING = {
     "history": "a memory history that the script records may hold the agent's events",
     "last boundary on the disk": "`gpumon explain --last` knows nothing of this run if it is killed",
     "ledger": "bytes are not attributed to their owners",
+    "notebook": "cells of the notebook are not measured",
     "oom": "an out-of-memory is not explained",
     "optimizer": "no optimizer phase is seen, and no step ends",
     "out-of-memory report": "no report is written at an out-of-memory",
