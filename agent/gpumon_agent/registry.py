@@ -43,6 +43,10 @@ class Registry:
         """source_lines: path → the lines of a file that was read"""
         self.source_texts: dict[Any, str | None] = {}
         """source_lines: place → its line as it is sent"""
+        self.loop: Any = None
+        """loop.Loop of the user's own loop, once it calls `progress` or `figures`"""
+        self.logged: WeakSet[Any] = WeakSet()
+        """logged.Logged: figures for loggers"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()
 

@@ -120,6 +120,10 @@ class Devices:
         """(allocated, live blocks) of a CUDA device, without closing a window; None for another backend."""
         return self._cuda.end(where.index) if self._cuda is not None and where.type == "cuda" else None
 
+    def window(self, where: Any) -> tuple[int, int] | None:
+        """(highest allocated since the last boundary, reserved) of a CUDA device; None for another backend."""
+        return self._cuda.window(where.index) if self._cuda is not None and where.type == "cuda" else None
+
     @property
     def ends_every_ns(self) -> int:
         """How often `end` may be called in steps that are not read: it costs 4 to 30 µs, by torch's dict twice that."""
