@@ -1,22 +1,22 @@
 """Keras's callback: `model.fit(..., callbacks=[gpumon_agent.keras.Callback()])`, with Keras on PyTorch.
 
-Keras has optimizers of its own, which no hook of PyTorch's sees: the callback marks where each step ends. It starts the
-agent if the training was not launched by `gpumon run`, tells viewers the stage, epoch and batch, and adds the figures of
-`gpumon_agent.figures` to the logs of each epoch, which `History` and the callbacks after this one get.
+Keras has optimizers of its own, which no hook of PyTorch's sees: the callback marks where each step ends. It starts
+the agent if the training was not launched by `gpumon run`, tells viewers the stage, epoch and batch, and adds the
+figures of `gpumon_agent.figures` to the logs of each epoch, which `History` and the callbacks after this one get.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
-
-try:
-    import keras
-except ImportError as error:
-    raise ImportError("gpumon_agent.keras needs Keras: pip install keras") from error
 
 import gpumon_agent
 from gpumon_agent.guard import say
 from gpumon_agent.loop import PREDICT, TEST, TRAIN, VALIDATE, Loop, Where
+
+if find_spec("keras") is None:
+    raise ImportError("gpumon_agent.keras needs Keras: pip install keras")
+import keras
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # mypy does not look into keras

@@ -65,23 +65,17 @@ class Loop:
     def say(self, where: Callable[P, Where], *args: P.args, **kwargs: P.kwargs) -> None:
         """Tells viewers where the loop is, if `where(...)` has changed."""
         self._due_ns = monotonic_ns() + _APART_NS
-        guarded(self._say, where, *args, **kwargs)
-
-    def _say(self, where: Callable[P, Where], *args: P.args, **kwargs: P.kwargs) -> None:
         agent = REGISTRY.agent
-        if agent is None:
-            return
-        found = where(*args, **kwargs)
-        if found != self._said:
+        found = None if agent is None else guarded(where, *args, **kwargs)
+        if found is not None and found != self._said:
             self._said = found
-            agent.say_progress(self._library, *found)
+            guarded(agent.say_progress, self._library, found.stage, found.epoch, found.batch, found.batches)
 
     def figures(self) -> dict[str, int]:
         """Those of `gpumon_agent.figures`, since this loop last asked."""
         return guarded(self._figures) or {}
 
     def _figures(self) -> dict[str, int]:
-        REGISTRY.logged.add(self._logged)
         agent = REGISTRY.agent
         if agent is None:
             return {}

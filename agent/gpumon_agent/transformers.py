@@ -7,14 +7,14 @@ what callbacks after this one get.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise ImportError("gpumon_agent.transformers needs Hugging Face's Trainer: pip install transformers") from error
-
 from gpumon_agent.loop import TRAIN, VALIDATE, Loop, Where
+
+if find_spec("transformers") is None:
+    raise ImportError("gpumon_agent.transformers needs Hugging Face's Trainer: pip install transformers")
+from transformers import TrainerCallback
 
 
 class Callback(TrainerCallback):  # type: ignore[misc]  # mypy does not look into transformers

@@ -62,7 +62,7 @@ def leave(tell: Callable[[str], object]) -> None:
 def _leave() -> str:
     if REGISTRY.agent is None:
         return "it has no agent"
-    from gpumon_agent import stop
+    from gpumon_agent.agent import stop
 
     stop()
     return ""

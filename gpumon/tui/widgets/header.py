@@ -63,7 +63,7 @@ def heading(view: View) -> Heading:
 
 
 def loop_text(at: wire.Progress) -> str:
-    """"epoch 2 · train · batch 31/200", of which what is known."""
+    """ "epoch 2 · train · batch 31/200", of which what is known."""
     parts = [] if at.epoch is None else [f"epoch {at.epoch:,}"]
     if at.stage:
         parts.append(at.stage)
