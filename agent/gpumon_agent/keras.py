@@ -10,13 +10,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+if find_spec("keras") is None:
+    raise ImportError("gpumon_agent.keras needs Keras: pip install keras")
+
+import keras
+
 import gpumon_agent
 from gpumon_agent.guard import say
 from gpumon_agent.loop import PREDICT, TEST, TRAIN, VALIDATE, Loop, Where
-
-if find_spec("keras") is None:
-    raise ImportError("gpumon_agent.keras needs Keras: pip install keras")
-import keras
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # mypy does not look into keras

@@ -12,11 +12,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gpumon_agent.loop import PREDICT, SANITY_CHECK, TEST, TRAIN, VALIDATE, Loop, Where, guarded
-
-_PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
-if not any(map(find_spec, _PACKAGES)):
+if not any(map(find_spec, ("lightning", "pytorch_lightning", "lightning_fabric"))):
     raise ImportError("gpumon_agent.lightning needs Lightning: pip install lightning")
+
+from gpumon_agent.loop import PREDICT, SANITY_CHECK, TEST, TRAIN, VALIDATE, Loop, Where, guarded
 
 
 class _Hooks:

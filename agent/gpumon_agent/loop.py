@@ -10,7 +10,6 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from gpumon_agent.agent import watch
 from gpumon_agent.guard import protect
 from gpumon_agent.logged import Logged
 from gpumon_agent.registry import REGISTRY
@@ -52,6 +51,8 @@ class Loop:
         guarded(self._begin, model)
 
     def _begin(self, model: Any) -> None:
+        from gpumon_agent.agent import watch  # imports torch
+
         REGISTRY.logged.add(self._logged)
         if model is not None:
             watch(model)

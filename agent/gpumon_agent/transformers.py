@@ -10,11 +10,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from gpumon_agent.loop import TRAIN, VALIDATE, Loop, Where
-
 if find_spec("transformers") is None:
     raise ImportError("gpumon_agent.transformers needs Hugging Face's Trainer: pip install transformers")
+
 from transformers import TrainerCallback
+
+from gpumon_agent.loop import TRAIN, VALIDATE, Loop, Where
 
 
 class Callback(TrainerCallback):  # type: ignore[misc]  # mypy does not look into transformers

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,11 +73,3 @@ def test_a_viewer_sees_it_live_and_late_and_the_figures_are_torchs_own(
     assert [each["gpumon/peak_bytes"] for each in logged] == highest
     assert {"gpumon/forward_peak_bytes", "gpumon/backward_peak_bytes", "gpumon/next_peak_bytes"} <= logged[1].keys()
     assert logged[0]["gpumon/peak_bytes"] == logged[0]["gpumon/backward_peak_bytes"]
-
-
-def test_a_loop_can_be_copied_and_pickled_as_libraries_do_with_callbacks() -> None:
-    from gpumon_agent.loop import Loop
-
-    for again in (copy.deepcopy(Loop("keras")), pickle.loads(pickle.dumps(Loop("keras")))):
-        assert again.due()
-        assert again.figures() == {}
