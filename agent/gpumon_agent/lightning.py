@@ -8,6 +8,7 @@ gives the Trainer's loggers the figures of `gpumon_agent.figures` every `log_eve
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if not any(map(find_spec, ("lightning", "pytorch_lightning", "lightning_fabric"))):
     raise ImportError("gpumon_agent.lightning needs Lightning: pip install lightning")
 
-from gpumon_agent.loop import PREDICT, SANITY_CHECK, TEST, TRAIN, VALIDATE, Loop, Where, guarded
+from gpumon_agent.guard import protect
+from gpumon_agent.loop import PREDICT, SANITY_CHECK, TEST, TRAIN, VALIDATE, Loop, Where
 
 
 class _Hooks:
@@ -38,7 +40,7 @@ class _Hooks:
         if steps == self._steps:  # gradients accumulate: Lightning does not log either
             return
         self._steps = steps
-        step = guarded(_logged_step, trainer)
+        step = _step_to_log(trainer)
         if step is not None and (figures := self._loop.figures()):
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=step)
@@ -66,7 +68,8 @@ class _Hooks:
         self._loop.begin()
 
 
-def _logged_step(trainer: Any) -> int | None:
+@partial(protect, "callback")
+def _step_to_log(trainer: Any) -> int | None:
     """The step under which Lightning logs what this batch said; None: it does not log now."""
     if not trainer.loggers or not trainer.log_every_n_steps:
         return None

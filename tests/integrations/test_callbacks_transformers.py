@@ -36,12 +36,10 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [each for each in logged if "loss" in each]
 
 
-@pytest.mark.parametrize("launched", [True, False])
-def test_the_trainer(launched: bool, virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_trainer(virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
     text = text_of("transformers_trainer") + SAVED
-    if launched:
-        text = text.replace("class Rows", SLOWLY, 1).replace(CALLBACK, f"Slow(), {CALLBACK}")
-    run = watched(text, virtual_gpu, tmp_path / "run", launched=launched)
+    text = text.replace("class Rows", SLOWLY, 1).replace(CALLBACK, f"Slow(), {CALLBACK}")
+    run = watched(text, virtual_gpu, tmp_path / "run")
     steps = 2 * 12
     assert run.steps == steps
     assert [run.phases[name] for name in ("forward", "backward", "optimizer")] == [steps] * 3
@@ -51,11 +49,10 @@ def test_the_trainer(launched: bool, virtual_gpu: Callable[..., Any], tmp_path: 
     assert all(each.keys() >= PEAKS for each in logged)
     assert "agent-part-off" not in run.findings
     assert run.progress[0] == ("transformers", "train", 0, 1, 12)
-    if launched:
-        told = [each[1:] for each in run.progress]
-        assert {(0, 12), (1, 12)} <= {(epoch, batches) for stage, epoch, _, batches in told if stage == "train"}
-        assert ("validate", 1, 2, 2) in told
-        assert all(batch <= 12 for _, _, batch, _ in told)
+    told = [each[1:] for each in run.progress]
+    assert {(0, 12), (1, 12)} <= {(epoch, batches) for stage, epoch, _, batches in told if stage == "train"}
+    assert ("validate", 1, 2, 2) in told
+    assert all(batch <= 12 for _, _, batch, _ in told)
 
 
 def test_the_losses_are_the_same_without_it_and_with_two(tmp_path: Path) -> None:
@@ -68,10 +65,10 @@ def test_the_losses_are_the_same_without_it_and_with_two(tmp_path: Path) -> None
     assert plain == [{name: value for name, value in each.items() if "gpumon/" not in name} for each in ours]
 
 
-def test_trl(virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
+def test_trl_without_gpumon_run(virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("trl")
     assert changed_lines("trl_sft") == 1
-    run = watched(EXAMPLES / "trl_sft.py", virtual_gpu, tmp_path / "run")
+    run = watched(EXAMPLES / "trl_sft.py", virtual_gpu, tmp_path / "run", launched=False)
     assert run.steps == 10
     assert [run.phases[name] for name in ("forward", "backward", "optimizer")] == [10] * 3
     assert run.progress[0] == ("transformers", "train", 0, 1, 10)
