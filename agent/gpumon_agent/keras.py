@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 if find_spec("keras") is None:
-    raise ImportError("gpumon_agent.keras needs Keras: pip install keras")
+    raise ModuleNotFoundError("gpumon_agent.keras needs Keras: pip install keras", name="keras")
 
 import keras
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if not any(map(find_spec, ("lightning", "pytorch_lightning", "lightning_fabric"))):
-    raise ImportError("gpumon_agent.lightning needs Lightning: pip install lightning")
+    raise ModuleNotFoundError("gpumon_agent.lightning needs Lightning: pip install lightning", name="lightning")
 
 from gpumon_agent.guard import protect
 from gpumon_agent.loop import PREDICT, SANITY_CHECK, TEST, TRAIN, VALIDATE, Loop, Where

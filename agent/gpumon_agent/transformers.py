@@ -11,7 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 if find_spec("transformers") is None:
-    raise ImportError("gpumon_agent.transformers needs Hugging Face's Trainer: pip install transformers")
+    raise ModuleNotFoundError(
+        "gpumon_agent.transformers needs Hugging Face's Trainer: pip install transformers", name="transformers"
+    )
 
 from transformers import TrainerCallback
 

@@ -28,7 +28,7 @@ def test_without_its_library_a_callback_says_what_to_install(
         [sys.executable, "-c", f"{absent}import gpumon_agent.{module}"], capture_output=True, text=True, timeout=300
     )
     *_, last = ran.stderr.splitlines()
-    assert last.startswith(f"ImportError: gpumon_agent.{module} needs "), ran.stderr
+    assert last.startswith(f"ModuleNotFoundError: gpumon_agent.{module} needs "), ran.stderr
     assert last.endswith(f": {command}")
 
 

@@ -13,7 +13,8 @@ from gpumon.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-PAGES = [ROOT / name for name in TOP] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/libraries/*.md")]) + sorted(ROOT.glob("benchmarks/*.md"))
+FOLDERS = ("docs", "docs/libraries", "benchmarks")
+PAGES = [ROOT / name for name in TOP] + [page for name in FOLDERS for page in sorted(ROOT.glob(f"{name}/*.md"))]
 
 
 def tracked() -> set[str]:
