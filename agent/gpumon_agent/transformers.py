@@ -12,7 +12,7 @@ from typing import Any
 
 if find_spec("transformers") is None:
     raise ModuleNotFoundError(
-        "gpumon_agent.transformers needs Hugging Face's Trainer: pip install transformers", name="transformers"
+        "gpumon_agent.transformers needs the Trainer: pip install transformers", name="transformers"
     )
 
 from transformers import TrainerCallback

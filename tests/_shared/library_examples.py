@@ -113,11 +113,12 @@ def watched(
         (folder / "train.py").write_text(script)
         script = folder / "train.py"
     command = [sys.executable, *(("-m", "gpumon", "run") if launched else ()), str(script), *arguments]
-    told = {"GPUMON_AWAIT_VIEWER": "1", "GPUMON_GOVERNOR": "off"}  # every step is read
+    name = f"{folder.parent.name}-{os.getpid()}"
+    told = {"GPUMON_AWAIT_VIEWER": "1", "GPUMON_GOVERNOR": "off", "GPUMON_NAME": name}  # every step is read
     environment = {**_environment(), **virtual_gpu().environment, **told, "HF_HUB_OFFLINE": "1"}
     with (folder / "printed").open("w") as out, (folder / "json").open("w") as lines:
         viewer = subprocess.Popen(
-            [sys.executable, "-m", "gpumon", "attach", "--wait", "--json"],
+            [sys.executable, "-m", "gpumon", "attach", name, "--wait", "--json"],
             env=_environment(), stdout=lines, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         with viewer, subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out) as training:
