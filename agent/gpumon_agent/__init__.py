@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpumon_agent.agent import phase
     from gpumon_agent.wire import Outlook
 
-__all__ = ["__version__", "on_outlook", "phase", "step", "stop", "watch"]
+__all__ = ["__version__", "figures", "on_outlook", "phase", "progress", "step", "stop", "watch"]
 
 
 def watch(model: Any, optimizer: Any = None, *, name: str | None = None, steps: str = "optimizer") -> None:
@@ -46,6 +46,34 @@ def on_outlook(function: Callable[[Outlook], object]) -> None:
     from gpumon_agent.agent import on_outlook as listen
 
     listen(function)
+
+
+def progress(
+    *, stage: str = "train", epoch: int | None = None, batch: int | None = None, batches: int | None = None
+) -> None:
+    """Say where the training loop is, for viewers: in this stage and epoch, at the `batch`-th of `batches`.
+
+    Call it in every batch: it sends something once a second at most. Never raises, and does nothing without an agent.
+    """
+    from gpumon_agent.loop import Where, own_loop
+
+    loop = own_loop()
+    if loop.due():
+        loop.say(Where, str(stage), epoch, batch, batches)
+
+
+def figures() -> dict[str, int]:
+    """Figures for a logger, in bytes, from what the agent has read since the last call, the first time since the first
+    call of `progress`. Empty without an agent.
+
+    `gpumon/peak_bytes` is the highest allocated peak, `gpumon/forward_peak_bytes`, `backward_peak_bytes` and
+    `optimizer_peak_bytes` those of the phases in steps that were read; `gpumon/reserved_bytes` is the newest reading;
+    `gpumon/next_peak_bytes` and `headroom_bytes` are the newest outlook's. What is not known is left out. Of several
+    devices the fullest counts. Never raises, and resets no peak that you read.
+    """
+    from gpumon_agent.loop import own_loop
+
+    return own_loop().figures()
 
 
 def stop() -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from gpumon_agent.allocator.cpu import StorageTracker
     from gpumon_agent.leaks.loads import Loads
+    from gpumon_agent.logged import Logged
 
 _REDESCRIBED_AFTER = (0, 4)  # steps: the first makes optimizer state, by the fifth DDP has logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -75,6 +76,7 @@ class Agent:
         self._told_models: dict[int, list[wire.Event]] = {}
         self._resident_ns = self._parts_off = 0
         self._pinned: int | None = None
+        self._progress: wire.Progress | None = None
         self._ask_pinned = protect("pinned host memory", pinned_bytes)
         self.recorder = Recorder()
         self.governor = Governor(off=environment.value("GPUMON_GOVERNOR") == "off")
@@ -247,8 +249,8 @@ class Agent:
     def _drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
         self.outlooks.drained(events)
         self.recorded_phases.drained(events)
-        for follow in REGISTRY.followers:
-            follow(events)
+        for follower in REGISTRY.followers:
+            follower.drained(events)
 
     def _now(self) -> tuple[int, str, int]:
         return self.phases.where()
@@ -487,7 +489,24 @@ class Agent:
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events + self.leaks.picture() + self.requests.picture()
+        told = [] if self._progress is None else [self._progress]
+        return events + self.leaks.picture() + self.requests.picture() + told
+
+    def say_progress(self, library: str, stage: str, epoch: int | None, batch: int | None, batches: int | None) -> None:
+        """Where the training loop is. Sent at once: no step closes while a library validates."""
+        step, now = self._now()[0], time.monotonic_ns()
+        self._progress = progress = wire.Progress(step, now, library, stage, epoch, batch, batches)
+        self.transport.say((progress,))
+        self.flush()
+
+    def read_for(self, logged: Logged) -> None:
+        """Has `logged` know all up to now. The open window tells of steps that are not read: it began before them."""
+        self.flush()
+        REGISTRY.followers.add(logged)
+        for _, index, where in self.phases.readers or ():
+            window = self.devices.window(where)
+            if window is not None:
+                logged.reads(index, *window)
 
     def _state(self) -> messages.State:
         """What heartbeats repeat."""

@@ -29,8 +29,8 @@ class Registry:
         """leaks.loads.Loads: loaded checkpoints, followed from the start of a launched process"""
         self.listeners: list[Callable[[Any], object]] = []
         """functions passed to `on_outlook`, perhaps before the agent began"""
-        self.followers: list[Callable[[list[tuple[int, Any]]], object]] = []
-        """called with all drained events (number, event), in the training thread"""
+        self.followers: WeakSet[Any] = WeakSet()
+        """objects whose `drained` is called with all events (number, event), in the training thread"""
         self.finders: list[Any] = []
         """hooks.model_discovery.Finder"""
         self.trackers: list[Any] = []
@@ -47,6 +47,8 @@ class Registry:
         """source_lines: path → the lines of a file that was read"""
         self.source_texts: dict[Any, str | None] = {}
         """source_lines: place → its line as it is sent"""
+        self.loop: Any = None
+        """loop.Loop of the user's own loop, once it calls `progress` or `figures`"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 _LINES_WAITING_MAX = 50_000  # objects for a slow reader; beyond it the agents are not read either
-_ONCE = ("hello", "model", "answer", "finding", "oom", "step", "goodbye")
+_ONCE = ("hello", "model", "answer", "finding", "oom", "progress", "step", "goodbye")
 
 
 def attach_json(

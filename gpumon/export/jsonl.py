@@ -276,6 +276,20 @@ def outlook(rank: RankFrame, event: wire.Outlook, *, replayed: bool = False) -> 
     }
 
 
+def progress(rank: RankFrame, event: wire.Progress, *, replayed: bool = False) -> Object:
+    """Where the training loop is, in its library's words."""
+    return {
+        **_head("progress", rank.unix_ns(event.t_ns), rank),
+        "step": event.step,
+        "library": event.library or None,
+        "stage": event.stage or None,
+        "epoch": event.epoch,
+        "batch": event.batch,
+        "batches": event.batches,
+        "replayed": replayed,
+    }
+
+
 def oom(rank: RankFrame, event: wire.Oom, report: OomReport) -> Object:
     return {
         **_head("oom", rank.unix_ns(event.t_ns), rank),

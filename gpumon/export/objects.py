@@ -36,6 +36,7 @@ class _Said(msgspec.Struct):
     hello: wire.Hello | None = None
     models: dict[int, int] = msgspec.field(default_factory=dict)  # model → revision
     step: StepRecord | None = None
+    progress: wire.Progress | None = None
     layers: dict[tuple[int, int], LayersRecord] = msgspec.field(default_factory=dict)  # by model and device
     findings: dict[tuple[str, str, int | None], tuple[str | None, ...]] = msgspec.field(default_factory=dict)
     """(code, subject, since) → last printed state, severity, holder, where"""
@@ -88,6 +89,10 @@ class Objects:
                 found = self._reporter.rank(rank).findings
                 yield from self._findings(rank, said, found, rank.unix_ns(event.t_ns), live)
                 yield from self._answer(rank, received.unix_ns, live)
+        elif isinstance(event, wire.Progress):
+            if event is rank.progress and event != said.progress:
+                said.progress = event
+                yield Stated(rank.source, jsonl.progress(rank, event, replayed=received.replayed), live)
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
         elif isinstance(event, (wire.Census, wire.Checkpoint, wire.Heartbeat)):

@@ -74,6 +74,8 @@ class State:
                 yield wire.Segments(*about, number, len(each), segments, *more)
         if rank.snapshot is not None:
             yield rank.snapshot
+        if rank.progress is not None:
+            yield rank.progress
         if rank.oom is not None:
             yield rank.oom
         yield from rank.notices

@@ -1,6 +1,7 @@
 """A rank as it was at a past step: what was known then, and nothing newer. No copies: a step is cut in microseconds.
 
-What is kept only as the newest (layers, blocks, a forecast from a batch's shape, checkpoints) is left out if it is
+What is kept only as the newest (layers, blocks, a forecast from a batch's shape, checkpoints, where the
+library's loop is) is left out if it is
 newer than the step. The machine's readings are kept for ten minutes, and heartbeats as `wire.thinning` keeps them.
 """
 
@@ -50,6 +51,7 @@ def at_step(rank: RankFrame, step: int) -> RankFrame:
         checkpoints=tuple([each for each in rank.checkpoints if max(each.step, each.looked_step) <= step]),
         segments=tuple([each for each in rank.segments if each.step <= step]),
         snapshot=rank.snapshot if rank.snapshot is not None and rank.snapshot.step <= step else None,
+        progress=rank.progress if rank.progress is not None and rank.progress.t_ns <= t_ns else None,
         older=older,
         thinned=msgspec.structs.replace(thinned, newest=min(thinned.newest, step)) if thinned is not None else None,
     )

@@ -21,11 +21,12 @@ CHANGES = (
     list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter,
     WeakSet, WeakKeyDictionary, WeakValueDictionary,
 )  # fmt: skip
+LIBRARIES = (".keras", ".lightning", ".transformers")  # callbacks, each of which imports its library
 
 
 def modules() -> Iterator[ModuleType]:
     for found in pkgutil.walk_packages(gpumon_agent.__path__, "gpumon_agent."):
-        if not found.name.endswith(("__main__", "sitecustomize")):
+        if not found.name.endswith(("__main__", "sitecustomize", *LIBRARIES)):
             yield importlib.import_module(found.name)
 
 

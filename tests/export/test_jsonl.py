@@ -96,6 +96,19 @@ def test_the_schema_refuses_what_is_not_ours(validator: jsonschema.Draft202012Va
         assert not validator.is_valid(broken)
 
 
+def test_where_the_loop_is_is_told_once_and_valid(validator: jsonschema.Draft202012Validator) -> None:
+    run = Run()
+    known = wire.Progress(1, run.time_ns(1), "keras", "train", 2, 31, 200)
+    unknown = wire.Progress(1, run.time_ns(1) + 1, "")
+    late = [run.received(each, 1) for each in (known, known, unknown, known)]
+    told = [each for each in objects([*run.stream(2), *late]) if each["type"] == "progress"]
+    for each in told:
+        validator.validate(each)
+        assert list(each) == list(SCHEMA["$defs"]["progress"]["properties"])
+    names = ("library", "stage", "epoch", "batch", "batches")
+    assert [[each[name] for name in names] for each in told] == [["keras", "train", 2, 31, 200], [None] * 5]
+
+
 def test_fields_come_in_the_documented_order() -> None:
     for each in every_kind():
         assert list(each) == list(SCHEMA["$defs"][each["type"]]["properties"])

@@ -13,7 +13,8 @@ from gpumon.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-PAGES = [ROOT / name for name in TOP] + sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("benchmarks/*.md"))
+FOLDERS = ("docs", "docs/libraries", "benchmarks")
+PAGES = [ROOT / name for name in TOP] + [page for name in FOLDERS for page in sorted(ROOT.glob(f"{name}/*.md"))]
 
 
 def tracked() -> set[str]:
@@ -21,7 +22,7 @@ def tracked() -> set[str]:
     return set(listed.stdout.splitlines())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target

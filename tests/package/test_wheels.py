@@ -92,13 +92,14 @@ def run(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
+OPTIONAL = ("torch", "prometheus_client", "keras", "lightning", "transformers")
 package = importlib.import_module(sys.argv[1])
 for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if not found.name.endswith("__main__"):
         try:
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            assert error.name.partition(".")[0] in ("torch", "prometheus_client"), found.name
+            assert error.name.partition(".")[0] in OPTIONAL, found.name
             print(found.name)
 """
 

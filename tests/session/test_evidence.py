@@ -103,3 +103,18 @@ def test_a_request_and_its_reply_are_as_they_were_sent() -> None:
     request = wire.Request(wire.ROOM, "ab", 1, 1 << 30)
     assert wire.decode_request(wire.encode_asked(request)) == request
     assert wire.decode_reply(wire.encode_asked(wire.Reply(False, "no CUDA"))) == wire.Reply(False, "no CUDA")
+
+
+def test_where_the_loop_is_the_newest_counts_and_a_reader_that_begins_in_the_middle_has_it() -> None:
+    newest = wire.Progress(9, 20, "lightning", "validate", 2, 3, 10)
+    events = (wire.Progress(8, 10, "lightning", "train"), newest, wire.Progress(8, 10, "lightning", "train"))
+    assert store_of(*events).frame(2).ranks[0].progress == newest
+    state = State()
+    for received in PICTURE:
+        state.take(received)
+    for event in events:
+        state.take(wire.Received(SOURCE, 1, event))
+    again = SessionStore()
+    for received in state.messages(2):
+        again.apply(received)
+    assert again.frame(2).ranks[0].progress == newest

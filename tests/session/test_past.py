@@ -53,6 +53,14 @@ def test_it_is_the_rank_that_a_viewer_of_then_had(whole: RankFrame, step: int) -
     assert past.heard_unix_ns >= past.unix_ns(closed.t_ns)
 
 
+def test_where_the_loop_is_is_of_a_past_step_if_it_is_no_newer(whole: RankFrame) -> None:
+    closed = whole.steps[20].closed
+    assert closed is not None
+    told = wire.Progress(21, closed.t_ns + 1, "lightning", "train", 0, 22)
+    rank = replace(whole, progress=told)
+    assert (at_step(rank, 20).progress, at_step(rank, 21).progress) == (None, told)
+
+
 def test_the_running_step_is_not_of_a_past_one(whole: RankFrame) -> None:
     assert at_step(replace(whole, open_step=whole.steps[-1]), 39).open_step is None
 

@@ -69,6 +69,12 @@ def test_of_checkpoints_the_newest_256_are_shown() -> None:
     assert shown(picture) == many[9:]
 
 
+def test_of_where_the_loop_is_the_newest_is_shown() -> None:
+    picture = Picture()
+    add(picture, *(wire.Progress(step, step, "lightning", "train", batch=step) for step in range(3)))
+    assert shown(picture) == [wire.Progress(2, 2, "lightning", "train", batch=2)]
+
+
 def test_of_censuses_the_newest_four_are_shown() -> None:
     """An incomplete one explains less than the one before it."""
     many = [wire.Census(step=9, t_ns=0, number=number, reason="asked") for number in range(7)]

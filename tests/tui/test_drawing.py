@@ -603,6 +603,36 @@ def test_the_header_says_what_gpumon_costs_before_what_does_not_change(store_of,
     assert "it/s ●" not in plain([line])
 
 
+@pytest.mark.parametrize(
+    ("room", "costs", "shown"),
+    [(140, True, True), (100, True, False), (80, True, False), (100, False, True), (70, False, False)],
+)
+def test_the_header_says_where_the_loop_is_if_there_is_room(store_of, new_run, room, costs, shown):
+    """What gpumon costs comes first."""
+    head = headed(store_of, new_run)
+    told = replace(head, loop="epoch 2 · train · batch 31/200", costs=head.costs if costs else "")
+    (line,) = header_lines(told, room, UNICODE)
+    assert (" it/s · epoch 2 · train · batch 31/200 " in plain([line])) is shown, plain([line])
+    assert ("costs" in plain([line])) is costs
+    assert "● live" in plain([line])
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, ""),
+        ({"stage": "validate", "batch": 3}, "validate · batch 3"),
+        ({"stage": "train", "epoch": 0, "batch": 1_031, "batches": 2_000}, "epoch 0 · train · batch 1,031/2,000"),
+    ],
+)
+def test_of_where_the_loop_is_the_header_says_what_is_known(store_of, new_run, fields, text):
+    run = new_run().usual(30)
+    run.say(wire.Progress(29, run.t_ns, "lightning", **fields))
+    assert heading(view_of(store_of(run))).loop == text
+    run.goodbye("finished", 29, "optimizer")
+    assert heading(view_of(store_of(run))).loop == ""
+
+
 def test_a_cost_that_is_not_known_is_not_in_the_header(store_of, new_run):
     (line,) = header_lines(replace(headed(store_of, new_run), costs=""), 120, UNICODE)
     assert plain([line]).endswith("● live  torch 2.15.0 · NVIDIA H200")

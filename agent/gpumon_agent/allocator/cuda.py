@@ -94,6 +94,10 @@ class CudaProbe:
         """(allocated, live blocks), without closing a window."""
         return None if self.silent else self._peaks.end(device)
 
+    def window(self, device: int) -> tuple[int, int] | None:
+        """(highest allocated since the last boundary, reserved), without closing the window."""
+        return None if self.silent else self._peaks.window(device)
+
     def observe_oom(self, *, began: bool = False) -> None:
         """Attaches an observer that runs before OutOfMemoryError is raised. Call it after CUDA is initialized.
 

@@ -340,6 +340,12 @@ class Peaks:
         stats = self.read(device)
         return stats["allocated_bytes"]["all"]["current"], stats["allocation"]["all"]["current"]
 
+    def window(self, device: int) -> tuple[int, int]:
+        """(highest allocated since the last boundary, reserved now). Resets nothing."""
+        stats, shadow = self.read(device), self._shadows.get(device)
+        peak = stats["allocated_bytes"]["all"]["peak"]
+        return max(peak, shadow.carried if shadow is not None else 0), stats["reserved_bytes"]["all"]["current"]
+
     def _prove(self, read_natively: native.Boundary, device: int, stats: Stats) -> None:
         """Compares a native reading with `stats`, to the byte. Another thread may have allocated between the two."""
         read, peaks = native.Figures(), native.Peaks()

@@ -51,8 +51,8 @@ class Measurement:
             for device in self._before if peaks is not None else ():
                 assert peaks is not None
                 peaks.measure(device)
-        self._follower = protect("notebook", self._follow)
-        REGISTRY.followers.append(self._follower)
+        self.drained = protect("notebook", self._follow)
+        REGISTRY.followers.add(self)
         self._first_step = _step()
         self._began_ns = time.monotonic_ns()
 
@@ -61,7 +61,7 @@ class Measurement:
         try:
             _flush()
         finally:
-            REGISTRY.followers.remove(self._follower)
+            REGISTRY.followers.discard(self)
         torch = _torch()
         if torch is None:
             return View(seconds, note="torch is not imported: there is nothing to measure.")

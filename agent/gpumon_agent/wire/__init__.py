@@ -3,7 +3,7 @@
 A frame is a topic (`LIVE`; or `SNAPSHOT` or `GLANCE` and the viewer's nonce) followed by one msgpack `Packet`. A
 packet carries events. Events that belong to the stream of the run (`Phase`, `Step`, `Ledger`, ...) are numbered by the
 agent's recorder; a gap in the numbers means events were dropped. Events that describe (`Hello`, `Model`, `Module`,
-`Layers`, `Census`, `Heartbeat`, ...) have no number: the newest replaces the older.
+`Layers`, `Census`, `Progress`, `Heartbeat`, ...) have no number: the newest replaces the older.
 
 Within a major version each side can read what the other writes, whichever is newer: fields are only added, last and
 with a default, and an event of an unknown kind is `Unread`.
@@ -130,6 +130,7 @@ from .stream import Oom as Oom
 from .stream import Outlook as Outlook
 from .stream import PastStep as PastStep
 from .stream import Phase as Phase
+from .stream import Progress as Progress
 from .stream import QuietEnd as QuietEnd
 from .stream import QuietPeak as QuietPeak
 from .stream import Step as Step

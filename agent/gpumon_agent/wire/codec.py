@@ -10,7 +10,7 @@ from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Message, Nanoseconds, Seq, Tex
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
 from .host import Host
 from .speaking import Heartbeat, Hello, Synced
-from .stream import Goodbye, Ledger, Notice, Oom, Outlook, PastStep, Phase, Step, Thinned
+from .stream import Goodbye, Ledger, Notice, Oom, Outlook, PastStep, Phase, Progress, Step, Thinned
 from .trained import Layers, Model, Module
 
 _T = TypeVar("_T")
@@ -62,6 +62,7 @@ Event = (
     | Snapshot
     | PastStep
     | Thinned
+    | Progress
     | Unread
 )
 

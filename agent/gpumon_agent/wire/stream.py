@@ -226,6 +226,23 @@ class Oom(Message, frozen=True, tag="oom"):
                 _set(self, name, None)
 
 
+class Progress(Message, frozen=True, tag="progress"):
+    """Where the training loop is, in the words and numbers of its library. It has no number: the newest replaces the
+    older. Sent by a library's callback, or the user's loop (`gpumon_agent.progress`), about once a second at most.
+    """
+
+    step: StepNumber  # gpumon's
+    t_ns: Nanoseconds
+    library: Text  # lightning, transformers, keras; empty: the user's own loop
+    stage: Text = ""  # train, sanity check, validate, test, predict; empty: not known
+    epoch: Count | None = None  # as the library counts: Lightning and transformers from 0, Keras from 1
+    batch: Count | None = None  # of this stage's pass over its data, the first is 1
+    batches: Count | None = None  # of that pass; None: the data has no length
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "library", "stage")
+
+
 class Notice(Message, frozen=True, tag="notice"):
     """A message about the agent itself: a hook it switched off, a lower rate, what it cannot see."""
 

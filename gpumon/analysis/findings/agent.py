@@ -10,6 +10,7 @@ MISSING = {
     "activations": "the activations that autograd saves are not counted",
     "backward": "no backward phase is seen",
     "blocks at out-of-memory": "there is no map of the blocks at an out-of-memory",
+    "callback": "where the training loop is, and figures in the library's logger, are not told any more",
     "census": "the variables that hold leaked tensors are not found",
     "checkpoint": "recomputed forwards and loaded checkpoints are not followed",
     "checkpoints": "loaded checkpoints that stay alive are not reported",

@@ -10,6 +10,7 @@ from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, fit, spread
 from gpumon.tui.view import View, device_of, newest_step
 from gpumon.tui.widgets.panel import Panel
+from gpumon_agent import wire
 
 
 class Heading(msgspec.Struct, frozen=True):
@@ -22,6 +23,7 @@ class Heading(msgspec.Struct, frozen=True):
     torch: str | None
     device: str | None
     costs: str = ""  # what gpumon costs
+    loop: str = ""  # where the library's training loop is
 
 
 def heading(view: View) -> Heading:
@@ -56,7 +58,18 @@ def heading(view: View) -> Heading:
         torch=hello.torch,
         device=device.name if device else None,
         costs=cost.text if cost is not None and cost.says_something else "",
+        loop="" if rank.progress is None or rank.goodbye is not None else loop_text(rank.progress),
     )
+
+
+def loop_text(at: wire.Progress) -> str:
+    """ "epoch 2 · train · batch 31/200", of which what is known."""
+    parts = [] if at.epoch is None else [f"epoch {at.epoch:,}"]
+    if at.stage:
+        parts.append(at.stage)
+    if at.batch is not None:
+        parts.append(f"batch {at.batch:,}" + (f"/{at.batches:,}" if at.batches is not None else ""))
+    return " · ".join(parts)
 
 
 _STATES = {
@@ -100,8 +113,8 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
     ends: list[Line] = [(*state, (f"  {about} ", "dim")), (*state, (f"  {torch} ", "dim")), (*state, (" ", ""))]
     if not short_torch:
         ends = ends[::2]
+    short: Line = (*state, (f"  {head.costs} ", "dim"))
     if head.costs:  # torch and device do not change: they go first
-        short: Line = (*state, (f"  {head.costs} ", "dim"))
         costs = (*state, (f"  gpumon {head.costs}", "dim"))
         ends = [
             *((*costs, (f" · {text} ", "dim")) for text in dict.fromkeys((about, torch)) if text),
@@ -109,9 +122,14 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
             short,
             *ends,
         ]
-    for end in ends:
-        line = spread(start, end, width)
-        if len(line) > len(start):
+    candidates = [(start, end) for end in ends]
+    if head.loop:  # shown if nothing is lost for it but torch and device
+        told: list[Span] = [*start, (f" · {head.loop}", "dim")]
+        whole = ends[: ends.index(short)] if head.costs else ends
+        candidates = [*((told, end) for end in whole), *candidates]
+    for begins, end in candidates:
+        line = spread(begins, end, width)
+        if len(line) > len(begins):
             break
     else:
         line = fit([(" ", ""), *state, (" ", ""), (head.name, "strong")], width)
