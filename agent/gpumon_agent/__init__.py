@@ -63,8 +63,7 @@ def progress(
 
 
 def figures() -> dict[str, int]:
-    """Figures for a logger, in bytes, from what the agent has read since the last call, the first time since the first
-    call of `progress`. Empty without an agent.
+    """Figures for a logger, in bytes, from what the agent has read since the last call: empty without an agent.
 
     `gpumon/peak_bytes` is the highest allocated peak, `gpumon/forward_peak_bytes`, `backward_peak_bytes` and
     `optimizer_peak_bytes` those of the phases in steps that were read; `gpumon/reserved_bytes` is the newest reading;

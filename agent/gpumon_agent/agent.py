@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
@@ -55,6 +56,7 @@ _DESCRIBED_IN_A_STEP_NS = 2_000_000
 _RESIDENT_EVERY_NS = 1_000_000_000
 _ASKED_NS = 20_000_000  # for encoding what a viewer requested; the rest takes a slice a boundary
 _AT_OOM_NS = 300_000_000  # for block maps: the process may be about to end
+_NEWEST = 256  # events: with them a loop's first figures are those of some 40 steps
 _HELD_S = 30.0  # at most; a signal ends it
 
 
@@ -77,6 +79,7 @@ class Agent:
         self._resident_ns = self._parts_off = 0
         self._pinned: int | None = None
         self._progress: wire.Progress | None = None
+        self._newest: deque[tuple[int, wire.NumberedEvent]] = deque(maxlen=_NEWEST)
         self._ask_pinned = protect("pinned host memory", pinned_bytes)
         self.recorder = Recorder()
         self.governor = Governor(off=environment.value("GPUMON_GOVERNOR") == "off")
@@ -249,6 +252,7 @@ class Agent:
     def _drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
         self.outlooks.drained(events)
         self.recorded_phases.drained(events)
+        self._newest.extend(events)
         for follower in REGISTRY.followers:
             follower.drained(events)
 
@@ -502,7 +506,9 @@ class Agent:
     def read_for(self, logged: Logged) -> None:
         """Has `logged` know all up to now. The open window tells of steps that are not read: it began before them."""
         self.flush()
-        REGISTRY.followers.add(logged)
+        if logged not in REGISTRY.followers:
+            logged.drained(self._newest)
+            REGISTRY.followers.add(logged)
         for _, index, where in self.phases.readers or ():
             window = self.devices.window(where)
             if window is not None:

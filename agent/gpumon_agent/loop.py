@@ -89,5 +89,4 @@ def own_loop() -> Loop:
     loop: Loop | None = REGISTRY.loop
     if loop is None:
         REGISTRY.loop = loop = Loop("")
-        REGISTRY.followers.add(loop._logged)  # its first figures are those since its first call
     return loop
