@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "attach": ("gpumon.cli.attach", "Watch a running training process, live."),
     "detach": ("gpumon.cli.detach", "Remove the agent from a running training process."),
     "ls": ("gpumon.cli.ls", "List the training processes that you can attach to."),
+    "announce": ("gpumon.cli.announce", "Print this machine's agents and readings, for a viewer on another one."),
     "record": ("gpumon.cli.record", "Record a session to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded session on the same screens."),
     "compare": ("gpumon.cli.compare", "Compare the memory of two runs, the biggest difference first."),

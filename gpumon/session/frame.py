@@ -121,6 +121,7 @@ class RankFrame(msgspec.Struct, frozen=True):
     older: Sequence[StepRecord] = ()  # steps before `steps` that the thinning kept (wire.thinning)
     heartbeats: tuple[wire.Heartbeat, ...] = ()  # the kept ones, oldest first, including the newest
     thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
+    lost_link: str | None = None  # a sentence: its machine cannot be heard; None: it can, or the rank has ended
 
     @property
     def label(self) -> str:
