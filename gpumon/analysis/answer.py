@@ -142,7 +142,13 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
             evidence=evidence, bytes=int(state in DIED),
         )  # fmt: skip
     if rank.lost_link is not None:
-        return Answer("unknown", rank.lost_link, who, When(unix=rank.heard_unix_ns / 1e9), evidence=evidence)
+        return Answer(
+            "unknown",
+            f"{rank.lost_link_said}: {rank.lost_link}",
+            who,
+            When(unix=rank.heard_unix_ns / 1e9),
+            evidence=evidence,
+        )
     if rank.status == "silent":
         return Answer(
             "unknown", "the process sends nothing: it is stopped (SIGSTOP?), or gets no processor time", who,

@@ -208,10 +208,11 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
         if isinstance(received.event, wire.Synced):
             until.synced(received.source)
         elif isinstance(received.event, wire.Link):
-            before = links.get(received.event.host)
-            links[received.event.host] = received.event.lost
-            if received.event.lost is None or before is None:
-                say(f"gpumon: {received.event.lost or f'link to {received.event.host} restored'}", err=True)
+            link_to = received.event
+            if link_to.lost is None or links.get(link_to.host) is None:
+                how = "restored" if link_to.lost is None else f"lost, trying again: {link_to.lost}"
+                say(f"gpumon: link to {link_to.host} {how}", err=True)
+            links[link_to.host] = link_to.lost
         elif isinstance(received.event, wire.Notice) and not received.replayed:
             say(f"gpumon: {received.event.text}", err=True)
         elif isinstance(received.event, wire.Unread) and received.event.why and received.event.kind not in refusals:

@@ -39,7 +39,7 @@ class BudgetSender:
 
     async def beside(self, sampler: Sampler | Readings) -> AsyncGenerator[wire.Received, None]:
         """The host's readings, faster while a budget is missing."""
-        async with contextlib.aclosing(aiter(sampler)) as readings:
+        async with contextlib.aclosing(sampler) as readings:
             async for received in readings:
                 sampler.hurry(self.wanted(received.unix_ns))
                 yield received

@@ -59,9 +59,9 @@ class SeveralJobs(LinkError):
 def alive(descriptor: Descriptor) -> bool | None:
     """Whether the descriptor's process still runs the same program. None: not visible from here.
 
-    Only its machine can tell whether a forwarded one does. A pid alone is not enough: it is reused (so the start time is compared), it is another process in another container
-    (the namespace), it is invalid after a reboot (the boot id), and exec runs another program in the same process and
-    so ends the agent (the program).
+    Only its machine can tell of a forwarded one. A pid alone is not enough: it is reused (so the start time is
+    compared), it is another process in another container (the namespace), it is invalid after a reboot (the boot id),
+    and exec runs another program in the same process and so ends the agent (the program).
     """
     if descriptor.pid <= 0 or descriptor.via:
         return None

@@ -131,7 +131,7 @@ class Remote:
             self._lose(self._why(code)[0])
             until = time.monotonic() + again_s
             while (left := until - time.monotonic()) > 0:
-                self._tell_lost()  # again and again, for sessions that begin meanwhile
+                self._tell_link()  # again and again, for sessions that begin meanwhile
                 if self._closing.wait(min(1.0, left)):
                     return
             again_s = min(2 * again_s, AGAIN_MAX_S)
@@ -212,12 +212,11 @@ class Remote:
             self.settled.set()
             if self._lost is not None:
                 self._lost = None
-                self._put(self._received("link", wire.Link(self.name)))
+                self._tell_link()
         if announced.reading is not None:
-            self._put(self._received("host", msgspec.structs.replace(announced.reading, host=self.name)))
-
-    def _received(self, what: str, event: wire.Event) -> wire.Received:
-        return wire.Received(f"{what}:{self.name}", time.time_ns(), event)
+            reading = msgspec.structs.replace(announced.reading, host=self.name)
+            written = max(0, announced.unix_ns + self._ahead_ns)  # not now: it is matched with the agents' steps
+            self._put(wire.Received(f"host:{self.name}", written, reading))
 
     def _forward(self, agents: Iterable[Descriptor]) -> None:
         """Makes the folder show `agents`."""
@@ -270,16 +269,16 @@ class Remote:
             for path in (self.agents / f"{stem}.sock", self.agents / f"{stem}{endpoint.CONTROL}"):
                 path.unlink(missing_ok=True)
         self._forwarded = {}
-        self._lost = f"link to {self.name} lost, trying again ({why})"
-        self._tell_lost()
+        self._lost = why
+        self._tell_link()
 
-    def _tell_lost(self) -> None:
-        self._put(self._received("link", wire.Link(self.name, self._lost)))
+    def _tell_link(self) -> None:
+        self._put(wire.Received(f"link:{self.name}", time.time_ns(), wire.Link(self.name, self._lost)))
 
     def _why(self, code: int) -> tuple[str, str]:
         """What happened, and a remedy."""
         last = self._said[-1] if self._said else f"exit code {code}"
-        if code == NOT_FOUND or "No module named gpumon" in last:
+        if code == NOT_FOUND or "No module named" in last:
             runs = (
                 f"{self._python} there has no gpumon" if self._python else "gpumon is not on the PATH of a login there"
             )
@@ -287,7 +286,7 @@ class Remote:
         if "No such command 'announce'" in " ".join(self._said):
             return f"gpumon on {self.name} is older than this one", "upgrade it there"
         if code == SSH_FAILED:
-            return f"ssh: {last.removeprefix('ssh: ')}", f"see whether `ssh {self._destination} true` works"
+            return f"ssh: {last.removeprefix('ssh: ').rstrip('.')}", f"see whether `ssh {self._destination} true` works"
         return f"{self.name}: {last}", f"see what `ssh {self._destination} {self._command}` prints"
 
 

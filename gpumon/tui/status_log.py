@@ -19,7 +19,9 @@ class StatusLog:
 
     def look(self, frame: Frame) -> Iterator[str]:
         """Changes since the previous frame."""
-        lost = {rank.hello.host: rank.lost_link for rank in frame.ranks if rank.lost_link is not None}
+        lost = {
+            rank.hello.host: f"{rank.lost_link_said}: {rank.lost_link}" for rank in frame.ranks if rank.lost_link_said
+        }
         yield from (said for host, said in lost.items() if host not in self._lost)
         yield from (f"link to {host} restored" for host in self._lost if host not in lost)
         self._lost = lost

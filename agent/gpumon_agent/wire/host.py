@@ -79,7 +79,7 @@ class Host(Message, frozen=True, tag="host"):
 
 
 class Link(Message, frozen=True, tag="link"):
-    """The viewer's link to another machine (`gpumon attach HOST1,HOST2`). `lost`: a sentence; None: the link is up."""
+    """The viewer's link to another machine (`gpumon attach HOST1,HOST2`). `lost`: why it is; None: it is up."""
 
     host: Text  # as in the Hello of the agents there
     lost: Text | None = None

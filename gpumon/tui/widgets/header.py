@@ -59,7 +59,7 @@ def heading(view: View) -> Heading:
         torch=hello.torch,
         device=device.name if device else None,
         costs=cost.text if cost is not None and cost.says_something else "",
-        lost_links=tuple(dict.fromkeys(each.lost_link for each in view.frame.ranks if each.lost_link is not None)),
+        lost_links=tuple(dict.fromkeys(each.lost_link_said for each in view.frame.ranks if each.lost_link_said)),
     )
 
 

@@ -167,7 +167,7 @@ def _row(standing: RankStatus, rank: RankFrame, report: RankReport | None, devic
         word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),
-        said=ending(rank) or rank.lost_link or "",
+        said=ending(rank) or (f"{rank.lost_link_said}: {rank.lost_link}" if rank.lost_link else ""),
     )
 
 
