@@ -24,7 +24,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "attach": ("gpumon.cli.attach", "Watch a running training process, live."),
     "detach": ("gpumon.cli.detach", "Remove the agent from a running training process."),
     "ls": ("gpumon.cli.ls", "List the training processes that you can attach to."),
-    "announce": ("gpumon.cli.announce", "Print this machine's agents and readings, for a viewer on another one."),
     "record": ("gpumon.cli.record", "Record a session to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded session on the same screens."),
     "compare": ("gpumon.cli.compare", "Compare the memory of two runs, the biggest difference first."),
@@ -41,6 +40,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "completion": ("gpumon.cli.completion", "Print what bash, zsh or fish needs for tab completion."),
 }
 """Verb → the module with its `command`, and its help line (here, so that help imports no verb)."""
+
+UNLISTED: dict[str, tuple[str, str]] = {
+    "announce": ("gpumon.cli.announce", "Print this machine's agents and readings, for a viewer on another one."),
+}
+"""Verbs for programs, in no list and no completion."""
 
 
 class _HarmlessError(click.ClickException):
@@ -95,9 +99,10 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        known = VERBS.get(cmd_name) or UNLISTED.get(cmd_name)
+        if known is None:
             return None
-        module, summary = VERBS[cmd_name]
+        module, summary = known
         command: click.Command = importlib.import_module(module).command
         command.short_help = summary
         return command
@@ -109,7 +114,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and args[0] not in UNLISTED and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")

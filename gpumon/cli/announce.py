@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,6 @@ import msgspec
 from gpumon.cli import screen
 
 if TYPE_CHECKING:
-    import asyncio
-
     from gpumon.link.ssh import Announced
 
 LOOK_S = 0.25
@@ -24,37 +21,27 @@ LOOK_AGAIN = 8  # looks until the agents are read again though no file changed: 
 
 @click.command("announce")
 def command() -> None:
-    """Print this machine's agents and readings until stdin ends. A viewer on another machine runs it through ssh."""
+    """Print this machine's agents and readings until nobody reads them. A viewer elsewhere runs it through ssh."""
     screen.import_asyncio()
     import asyncio
 
     try:
         asyncio.run(_announce())
-    except (BrokenPipeError, KeyboardInterrupt):  # the viewer is gone
+    except (BrokenPipeError, KeyboardInterrupt):  # the viewer, or the link to it, is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
 
 
 async def _announce() -> None:
     import asyncio
 
-    ended = asyncio.Event()
     pids: set[int] = set()
-    looking = [asyncio.create_task(work) for work in (_agents(pids), _readings(pids), ended.wait())]
-    threading.Thread(target=_until_the_end, args=(asyncio.get_running_loop(), ended), daemon=True).start()
+    looking = [asyncio.create_task(work) for work in (_agents(pids), _readings(pids))]
     try:
-        done, _ = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.gather(*looking)
     finally:
         for task in looking:
             task.cancel()
         await asyncio.gather(*looking, return_exceptions=True)
-
-
-def _until_the_end(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    loop.call_soon_threadsafe(ended.set)
 
 
 async def _agents(pids: set[int]) -> None:

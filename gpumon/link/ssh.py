@@ -146,18 +146,17 @@ class Remote:
             self._control.unlink()
         self._child = child = subprocess.Popen(
             self._ssh(ask),
-            stdin=subprocess.PIPE,  # its end ends the command there
+            stdin=subprocess.DEVNULL,  # it asks on the terminal itself
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=not ask,  # no terminal to ask on, and none whose Ctrl-C reaches it
         )
         if self._closing.is_set():
             self._end_child()
-        assert child.stdin is not None
         assert child.stdout is not None
         errors = threading.Thread(target=self._read_errors, args=(child, tell if ask else None), daemon=True)
         errors.start()
-        with child.stdin, child.stdout:
+        with child.stdout:
             while (line := child.stdout.readline(LINE_BYTES_MAX)).endswith(b"\n"):
                 try:
                     announced = msgspec.json.decode(line, type=Announced)
@@ -223,10 +222,8 @@ class Remote:
         there = {agent.stem: agent for agent in agents if _is_sound(agent)}
         there = dict(list(there.items())[:AGENTS_MAX])
         for stem in [stem for stem in self._forwarded if stem not in there]:
-            gone = self._forwarded.pop(stem)
-            endpoint.Place(self.agents, stem).remove()  # before ssh lets go of the sockets: it has ended, is not lost
-            self._ask_ssh("cancel", [gone])
-        for path in self.agents.glob("*.json"):  # of before the link was lost
+            self._ask_ssh("cancel", [self._forwarded.pop(stem)])
+        for path in self.agents.glob("*.json"):  # also of agents that ended while the link was lost
             if path.stem not in there:
                 endpoint.Place(self.agents, path.stem).remove()
         new = {stem: agent for stem, agent in there.items() if stem not in self._forwarded}
@@ -335,8 +332,9 @@ class Machines:
         """
         for remote in self.remotes:
             remote.connect(ask=False, tell=tell)
+        until = time.monotonic() + FIRST_S
         for remote in self.remotes:
-            remote.settled.wait(FIRST_S)
+            remote.settled.wait(max(0.0, until - time.monotonic()))
         for remote in self.remotes:
             if ask and remote.failure is not None and remote.may_ask:
                 remote.connect(ask=True, tell=tell)

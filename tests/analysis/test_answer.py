@@ -204,4 +204,5 @@ def test_a_rank_whose_machine_cannot_be_heard_is_unknown_until_it_is_heard_again
         assert (now().what == f"link to {host} lost, trying again: no route") == (state == "unknown")
     take(wire.Received(f"link:{host}", run.unix_ns(40), wire.Link(host, "no route")))
     take(run.received(wire.Goodbye("finished", run.time_ns(40), 40), 40))
-    assert now().state == "ended"  # of a rank that has ended nothing is missed
+    assert now().state == "ended"
+    assert store.frame(run.unix_ns(40)).ranks[0].lost_link_said == ""  # of a rank that has ended nothing is missed

@@ -5,6 +5,7 @@ A machine is an alias of an ssh configuration, which a script named `ssh` on the
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -93,8 +94,9 @@ class Machine:
         if self._server is None:
             return
         for each in psutil.Process(self._server.pid).children(recursive=True):
-            if each.name() == "sshd" or each.name().startswith("sshd-"):
-                each.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if each.name() == "sshd" or each.name().startswith("sshd-"):
+                    each.kill()
         self._server.kill()
         self._server.wait()
         self._server = None
@@ -189,8 +191,9 @@ class Cluster:
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             if words[-1:] == ["announce"] and words[:1] == [sys.executable]:
-                environment = process.environ()
-                found += [process] if environment.get("XDG_RUNTIME_DIR", "").startswith(str(self.folder)) else []
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.environ().get("XDG_RUNTIME_DIR", "").startswith(str(self.folder)):
+                        found.append(process)
         return found
 
     def end(self) -> None:
@@ -212,6 +215,13 @@ def cluster() -> Iterator[Cluster]:
 
 def numbers(steps: list[dict[str, Any]], rank: int) -> list[int]:
     return [each["step"] for each in steps if each["rank"] == rank]
+
+
+def _forwarded(ssh: psutil.Process) -> set[str]:
+    """The sockets on which it listens for an agent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {each.laddr for each in ssh.net_connections("unix") if each.laddr.endswith((".sock", ".ask"))}
+    return set()
 
 
 def test_ranks_of_two_machines_form_one_job_and_a_lost_link_is_told_and_restored_without_a_gap(cluster: Cluster):
@@ -271,9 +281,12 @@ def test_agents_that_come_later_join_and_one_that_ends_says_goodbye(cluster: Clu
     wait_for(lambda: cluster.objects("step"))
     second = cluster.talk(eight, name="night", rank=1, world_size=2, run_id="n1")
     wait_for(lambda: {each["rank"] for each in cluster.objects("step")} == {0, 1})
+    (ssh,) = [each for each in cluster.children(viewer) if "node7" in each.cmdline()]
+    assert _forwarded(ssh)
     for talker in (first, second):
         talker.write("goodbye\n")
         talker.flush()
+        wait_for(lambda: not _forwarded(ssh))  # its sockets are not kept for as long as the viewer runs
     assert viewer.wait(60) == 0, cluster.said()
     assert {(each["rank"], each["reason"]) for each in cluster.objects("goodbye")} == {(0, "finished"), (1, "finished")}
     assert not cluster.folders
