@@ -16,7 +16,7 @@ from gpumon.cli.printing import say, say_only_ascii
 
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
-    from gpumon.link.ssh import Machines, Readings
+    from gpumon.link.machines import Machines, Readings
     from gpumon.tui.app import MonitorApp
     from gpumon.tui.themed_app import Options
     from gpumon_agent.endpoint import Descriptor

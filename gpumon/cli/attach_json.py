@@ -22,7 +22,7 @@ from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
-    from gpumon.link.ssh import Readings
+    from gpumon.link.machines import Readings
     from gpumon_agent.endpoint import Descriptor
 
 _LINES_WAITING_MAX = 50_000  # objects for a slow reader; beyond it the agents are not read either

@@ -17,7 +17,7 @@ from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.host import Sampler
-    from gpumon.link.ssh import Readings
+    from gpumon.link.machines import Readings
     from gpumon_agent.endpoint import Descriptor
 
 CHANGED_BYTES = 1 << 20

@@ -13,7 +13,8 @@ from types import FrameType
 import click
 
 from gpumon.cli.printing import say
-from gpumon.link import discovery, ssh
+from gpumon.link import discovery
+from gpumon.link.machines import Failed, Machines
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
@@ -65,18 +66,18 @@ def of_the_slurm_job(number: str, found: Sequence[Descriptor]) -> tuple[Descript
 
 
 @contextlib.contextmanager
-def linked(hosts: Sequence[str], python: str | None) -> Iterator[ssh.Machines]:
+def linked(hosts: Sequence[str], python: str | None) -> Iterator[Machines]:
     """The machines, connected; this process's agents are theirs. Raises ClickException if none can be reached.
 
     Until the screen takes the signals over, SIGTERM and SIGHUP end this as an exception does, so that nothing stays.
     """
     usual = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        with ssh.Machines(hosts, python) as machines:
+        with Machines(hosts, python) as machines:
             machines.connect(lambda text: say(f"gpumon: {text}", err=True), ask=_can_ask())
             discovery.watch_elsewhere(machines.folders)
             yield machines
-    except ssh.Failed as error:
+    except Failed as error:
         raise click.ClickException(f"{error}.") from error
     finally:
         discovery.watch_elsewhere(())

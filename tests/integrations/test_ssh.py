@@ -1,6 +1,7 @@
 """Other machines through ssh, with real sshd processes on loopback: each has a runtime directory of its own.
 
-A machine is an alias of an ssh configuration, which a script named `ssh` on the PATH adds: OpenSSH reads no HOME.
+Long: what stands for a machine comes first. It is an alias of an ssh configuration, which a script named `ssh` on the
+PATH adds, because OpenSSH does not read HOME.
 """
 
 from __future__ import annotations
