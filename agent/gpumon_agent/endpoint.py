@@ -26,6 +26,7 @@ PATH_BYTES_MAX = 106  # sockaddr_un holds 108 with its final NUL; libzmq wants o
 DESCRIPTOR_BYTES_MAX = 128 * 1024
 CONTROL = ".ask"  # suffix of a control socket
 _DIR_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_THIS_MACHINE = ("127.", "localhost:", "::1:")  # a rendezvous that says nothing about other machines
 _BESIDE = re.compile("-[0-9a-f]{8}")
 
 
@@ -57,6 +58,8 @@ class Descriptor(msgspec.Struct, frozen=True):
     program: str = ""  # see `program`; empty if unknown
     rendezvous: str = ""  # MASTER_ADDR:MASTER_PORT, where the ranks of a job meet
     spawned: bool = False  # by multiprocessing, of `parent`
+    via: str = ""  # the machine from which a viewer forwards it through ssh; empty: it runs on this one
+    ahead_ns: int = 0  # what that machine's wall clock lacks to this one's
 
     @property
     def stem(self) -> str:
@@ -67,11 +70,13 @@ class Descriptor(msgspec.Struct, frozen=True):
         """Equal for the ranks of one job. torchrun's run id is the word "none" unless the user chose one.
 
         Processes started by multiprocessing may not know their rank yet, and torchrun's ranks use another port after
-        each restart: both are grouped by their parent.
+        each restart: both are grouped by their parent. Forwarded ranks belong together whichever machine they are on.
         """
         if self.run_id not in (None, "", "none"):
-            return (self.host, self.name, self.run_id)
+            return ("" if self.via else self.host, self.name, self.run_id)
         several = self.world_size is not None and self.world_size > 1
+        if several and self.via and self.rendezvous and not self.rendezvous.startswith(_THIS_MACHINE):
+            return ("", self.name, self.rendezvous)
         if several and self.rendezvous and not self.spawned and self.run_id is None:
             return (self.host, self.name, self.rendezvous)
         return (self.host, self.name, self.parent) if several or self.spawned else (self.nonce,)

@@ -141,6 +141,14 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
             "ended", ending(rank) or "ended", who, When(unix=None if ended is None else ended / 1e9),
             evidence=evidence, bytes=int(state in DIED),
         )  # fmt: skip
+    if rank.lost_link is not None:
+        return Answer(
+            "unknown",
+            f"{rank.lost_link_said}: {rank.lost_link}",
+            who,
+            When(unix=rank.heard_unix_ns / 1e9),
+            evidence=evidence,
+        )
     if rank.status == "silent":
         return Answer(
             "unknown", "the process sends nothing: it is stopped (SIGSTOP?), or gets no processor time", who,

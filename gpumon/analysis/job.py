@@ -120,7 +120,7 @@ def _status(rank: RankFrame, step: int | None, foremost: int | None, pace: float
     behind = 0
     if rank.goodbye is not None:
         state = GONE.get(rank.goodbye.reason, "dead")
-    elif rank.status == "silent":
+    elif rank.status == "silent" or rank.lost_link is not None:
         state = "silent"
     elif foremost is not None:
         behind = max(0, foremost - (step or 0))

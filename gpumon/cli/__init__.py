@@ -41,6 +41,11 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 """Verb → the module with its `command`, and its help line (here, so that help imports no verb)."""
 
+UNLISTED: dict[str, tuple[str, str]] = {
+    "announce": ("gpumon.cli.announce", "Print this machine's agents and readings, for a viewer on another one."),
+}
+"""Verbs for programs, in no list and no completion."""
+
 
 class _HarmlessError(click.ClickException):
     """A click error, printed sanitized: it may contain an argument or file content."""
@@ -94,9 +99,10 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        known = VERBS.get(cmd_name) or UNLISTED.get(cmd_name)
+        if known is None:
             return None
-        module, summary = VERBS[cmd_name]
+        module, summary = known
         command: click.Command = importlib.import_module(module).command
         command.short_help = summary
         return command
@@ -108,7 +114,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and args[0] not in UNLISTED and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")

@@ -16,6 +16,7 @@ from gpumon.cli.printing import say, say_only_ascii
 
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
+    from gpumon.link.machines import Machines, Readings
     from gpumon.tui.app import MonitorApp
     from gpumon.tui.themed_app import Options
     from gpumon_agent.endpoint import Descriptor
@@ -40,7 +41,10 @@ def looks(command: F) -> F:
 
 
 @click.command("attach")
-@click.argument("target", metavar="[PID|NAME|ENDPOINT]", required=False)
+@click.argument("target", metavar="[PID|NAME|ENDPOINT|HOST1,HOST2]", required=False)
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("--slurm", metavar="JOBID", help="Watch the machines of a SLURM job, through ssh.")
+@click.option("--remote-python", metavar="PATH", help="The Python that runs gpumon on those machines.")
 @click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
 @click.option("--inject", is_flag=True, help="Load the agent into process PID, which runs without it (needs gdb).")
 @click.option("--wait", is_flag=True, help="Wait for a training process to start.")
@@ -53,6 +57,9 @@ def looks(command: F) -> F:
 @looks
 def command(
     target: str | None,
+    job: str | None,
+    slurm: str | None,
+    remote_python: str | None,
     rank: int | None,
     inject: bool,
     wait: bool,
@@ -71,28 +78,92 @@ def command(
     Without an argument: the only job, with all ranks of a torchrun. If there is none yet, or several: the Home screen,
     which shows every job of this machine as it starts. Quitting never affects the training. In a pipe, or with
     TERM=dumb, it prints one picture, as --once does.
+
+    Other machines, through ssh: HOST1,HOST2, USER@HOST or ssh://HOST (a comma, an @ or ssh:// says that it is no job's
+    name), and JOB, a name or pid there, if they run several. gpumon must be installed on them.
     """
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for need --json: the screen stays until you quit it")
     once = once or not (as_json or screen.usable())
+    hosts = _machines(target, job, slurm, remote_python, inject)
+    if hosts:
+        target = target if slurm else job  # the job there
     if inject:
         from gpumon.cli.joining import inject_into
 
         inject_into(target)
     screen.import_asyncio()
+
+    def watch(machines: Machines | None = None) -> int:
+        find = _finder(target, wait, slurm)
+        readings = machines.readings if machines is not None else this_machine
+        if as_json:
+            from gpumon.cli.attach_json import attach_json
+
+            return attach_json(lambda: having(find(), rank), rank, once, steps, seconds, readings)
+        look = options(light, ansi, plain, rank)
+        return _show(find, target, once, look, readings, elsewhere=machines is not None)
+
+    if not hosts:
+        raise click.exceptions.Exit(watch())
+    from gpumon.cli.machines import linked
+
+    with linked(hosts, remote_python) as machines:
+        code = watch(machines)
+    raise click.exceptions.Exit(code)
+
+
+def _machines(
+    target: str | None, job: str | None, slurm: str | None, remote_python: str | None, inject: bool
+) -> tuple[str, ...]:
+    """The machines to watch through ssh; empty: this one. Raises click's errors."""
+    hosts: tuple[str, ...] = ()
+    if slurm is not None or (target is not None and ("," in target or "@" in target or "://" in target)):
+        from gpumon.cli.machines import named_in, of_slurm_job
+
+        hosts = of_slurm_job(slurm) if slurm is not None else named_in(target)
+    if slurm is not None and job is not None:
+        raise click.UsageError("--slurm names the machines: give only the JOB there")
+    if hosts and inject:
+        raise click.UsageError("--inject works on this machine only: run it there, through ssh")
+    if not hosts and (job is not None or remote_python is not None):
+        raise click.UsageError("JOB and --remote-python are for other machines: HOST1,HOST2, USER@HOST or ssh://HOST")
+    return hosts
+
+
+def _finder(target: str | None, wait: bool, slurm: str | None) -> Callable[[], tuple[Descriptor, ...]]:
+    """Finds the job's agents. Called once: the process may end, but its past is still shown."""
     from gpumon import link
 
-    find = _await if wait else link.resolve  # call it once: the process may end, but its past is still shown
-    if as_json:
-        from gpumon.cli.attach_json import attach_json
+    def find() -> tuple[Descriptor, ...]:
+        if slurm is not None and target is None:
+            from gpumon.cli.machines import of_the_slurm_job
 
-        raise click.exceptions.Exit(attach_json(lambda: having(find(target), rank), rank, once, steps, seconds))
-    look = options(light, ansi, plain, rank)
+            ours = link.jobs(of_the_slurm_job(slurm, link.discover()))
+            if len(ours) == 1:
+                return ours[0].descriptors
+        return _await(target) if wait else link.resolve(target)
+
+    return find
+
+
+def _show(
+    find: Callable[[], tuple[Descriptor, ...]],
+    target: str | None,
+    once: bool,
+    look: Options,
+    readings: Callable[[Callable[[], Collection[int]]], Sampler | Readings],
+    *,
+    elsewhere: bool,
+) -> int:
+    """The screen, or one picture as text. `elsewhere`: the job is on other machines. Returns the exit code."""
+    from gpumon import link
+
     if once and look.ascii:
         say_only_ascii()
     descriptors: tuple[Descriptor, ...] = ()
     try:
-        descriptors = having(find(target), rank)
+        descriptors = having(find(), look.rank)
     except link.SeveralJobs as error:  # the Home screen shows them
         if once:
             raise click.ClickException(sentence(str(error))) from error
@@ -106,7 +177,7 @@ def command(
     if once:
         from gpumon.tui.once import print_live
 
-        raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
+        return print_live(descriptors, look, readings)
     gc.disable()  # until the imports are done: none of it is garbage
     from gpumon.cli.budget_sender import BudgetSender
     from gpumon.cli.home_jobs import machine
@@ -117,15 +188,15 @@ def command(
     feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
-        machine=machine(lambda met: known.update({each.nonce: each for each in met})),
-        host=lambda pids: budgets.beside(this_machine(seen_here(known.values(), pids))),
+        machine=machine(lambda met: known.update({each.nonce: each for each in met}), elsewhere=elsewhere),
+        host=lambda pids: budgets.beside(readings(seen_here(known.values(), pids))),
         seen=budgets.seen,
         asker=link.Asker(descriptors),
         options=look,
         watch_terminal=True,
     )
     app.outputs = click.get_current_context().obj or app.outputs  # of `gpumon demo`
-    raise click.exceptions.Exit(run(app))
+    return run(app)
 
 
 def having(descriptors: tuple[Descriptor, ...], rank: int | None) -> tuple[Descriptor, ...]:

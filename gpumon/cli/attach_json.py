@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,24 @@ from gpumon.session.rank import refused
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
+    from gpumon.host.sampler import Sampler
+    from gpumon.link.machines import Readings
     from gpumon_agent.endpoint import Descriptor
 
 _LINES_WAITING_MAX = 50_000  # objects for a slow reader; beyond it the agents are not read either
+ReadingsOf = Callable[[Callable[[], Collection[int]]], "Sampler | Readings"]
+"""Reads the machine of these pids, or other machines, for ever."""
+
 _ONCE = ("hello", "model", "answer", "finding", "oom", "progress", "step", "goodbye")
 
 
 def attach_json(
-    find: Callable[[], tuple[Descriptor, ...]], rank: int | None, once: bool, steps: int | None, seconds: float | None
+    find: Callable[[], tuple[Descriptor, ...]],
+    rank: int | None,
+    once: bool,
+    steps: int | None,
+    seconds: float | None,
+    readings: ReadingsOf,
 ) -> int:
     """`gpumon attach --json` for the agents that `find` returns. Returns the exit code."""
     from gpumon import link
@@ -37,7 +47,7 @@ def attach_json(
         targets = find()
     except link.LinkError as error:
         return _sorry(str(error))
-    return run(targets, once=once, steps=steps, seconds=seconds, rank=rank)
+    return run(targets, once=once, steps=steps, seconds=seconds, rank=rank, readings=readings)
 
 
 def run(
@@ -47,11 +57,12 @@ def run(
     steps: int | None = None,
     seconds: float | None = None,
     rank: int | None = None,
+    readings: ReadingsOf,
 ) -> int:
     """Prints until every rank has ended or a limit is reached. Returns the exit code."""
     wanted = [target for target in targets if rank is None or target.rank in (rank, None)]
     until = Until(once=once, steps=steps, seconds=seconds, ranks=len(wanted))
-    return print_objects(lambda: _live(wanted), Objects(rank=rank), until)
+    return print_objects(lambda: _live(wanted, readings), Objects(rank=rank), until)
 
 
 def run_replay(
@@ -176,6 +187,7 @@ def print_objects(stream: Callable[[], AsyncIterator[wire.Received]], objects: O
 async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: Until, out: _Writer) -> None:
     began: float | None = None
     ended = False
+    links: dict[str, str | None] = {}  # machine → why its link is lost
     refusals: set[str] = set()  # kinds of events, each reported once
     until_room: float | None = None  # `once`: the first device reading is matched with the next phase
     while not ended and not (until.reached and (not until.once or objects.room_known)):
@@ -195,6 +207,12 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
             await asyncio.sleep(0.05)
         if isinstance(received.event, wire.Synced):
             until.synced(received.source)
+        elif isinstance(received.event, wire.Link):
+            link_to = received.event
+            if link_to.lost is None or links.get(link_to.host) is None:
+                how = "restored" if link_to.lost is None else f"lost, trying again: {link_to.lost}"
+                say(f"gpumon: link to {link_to.host} {how}", err=True)
+            links[link_to.host] = link_to.lost
         elif isinstance(received.event, wire.Notice) and not received.replayed:
             say(f"gpumon: {received.event.text}", err=True)
         elif isinstance(received.event, wire.Unread) and received.event.why and received.event.kind not in refusals:
@@ -247,11 +265,10 @@ class _Writer:
             self._error = error
 
 
-async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
+async def _live(targets: Sequence[Descriptor], readings: ReadingsOf) -> AsyncIterator[wire.Received]:
     """Agents' events and host readings, until the agents have ended. Raises LinkError."""
     from gpumon import link
     from gpumon.cli.budget_sender import BudgetSender
-    from gpumon.host import Sampler
     from gpumon_agent.endpoint import pid_namespace
 
     budgets = BudgetSender(targets)
@@ -275,7 +292,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
                 await pass_on(received)
 
     async def look() -> None:
-        async with Sampler(lambda: pids) as sampler:
+        async with readings(lambda: pids) as sampler:
             async for received in sampler:
                 budgets.take(received)
                 sampler.hurry(budgets.wanted(received.unix_ns))

@@ -17,6 +17,7 @@ from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.host import Sampler
+    from gpumon.link.machines import Readings
     from gpumon_agent.endpoint import Descriptor
 
 CHANGED_BYTES = 1 << 20
@@ -36,9 +37,9 @@ class BudgetSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._began: dict[str, int] = {}  # when each rank was first seen; 0: ended
 
-    async def beside(self, sampler: Sampler) -> AsyncGenerator[wire.Received, None]:
+    async def beside(self, sampler: Sampler | Readings) -> AsyncGenerator[wire.Received, None]:
         """The host's readings, faster while a budget is missing."""
-        async with contextlib.aclosing(aiter(sampler)) as readings:
+        async with contextlib.aclosing(sampler) as readings:
             async for received in readings:
                 sampler.hurry(self.wanted(received.unix_ns))
                 yield received

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 
-def machine(met: Callable[[Sequence[Descriptor]], object]) -> Machine:
-    """`met`: called with the descriptors of the jobs, each time that they are read."""
+def machine(met: Callable[[Sequence[Descriptor]], object], *, elsewhere: bool = False) -> Machine:
+    """`met`: called with the descriptors of the jobs, each time that they are read. `elsewhere`: on other machines."""
     here = endpoint.pid_namespace()
 
     def jobs() -> list[JobChoice]:
@@ -28,7 +28,7 @@ def machine(met: Callable[[Sequence[Descriptor]], object]) -> Machine:
         met(found)
         return [_choice(job, here) for job in discovery.jobs(found)]
 
-    return Machine(jobs, discovery.listing, facts)
+    return Machine(jobs, discovery.listing, facts, not elsewhere)
 
 
 def _choice(job: DiscoveredJob, here: str) -> JobChoice:

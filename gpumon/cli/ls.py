@@ -124,7 +124,7 @@ def _devices(one: Glance) -> list[str]:
 def _status(one: Glance) -> str:
     if one.why is None:
         return "live"
-    return "stopped (SIGSTOP)" if stopped(one.descriptor.pid) else one.why
+    return "stopped (SIGSTOP)" if stopped(one.descriptor) else one.why
 
 
 def _age_s(one: Glance) -> float | None:

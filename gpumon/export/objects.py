@@ -61,6 +61,10 @@ class Objects:
         if isinstance(event, wire.Host):
             yield from self._host(received, event)
             return
+        if isinstance(event, wire.Link):
+            for each in self._on(event.host, received.unix_ns):
+                yield from self._answer(each, received.unix_ns, not received.replayed)
+            return
         if isinstance(event, (wire.Phase, wire.Ledger, wire.Notice)):
             return
         if isinstance(event, wire.Heartbeat) and not event.off:
@@ -198,9 +202,12 @@ class Objects:
         for key in said.findings.keys() - present:
             del said.findings[key]
 
+    def _on(self, host: str, unix_ns: int) -> list[RankFrame]:
+        ranks = [self._store.rank(source, unix_ns) for source in self._store.sources()]
+        return [rank for rank in ranks if rank is not None and rank.hello.host == host]
+
     def _host(self, received: wire.Received, event: wire.Host) -> Iterator[Stated]:
-        ranks = [self._store.rank(source, received.unix_ns) for source in self._store.sources()]
-        here = [rank for rank in ranks if rank is not None and rank.hello.host == event.host]
+        here = self._on(event.host, received.unix_ns)
         pids = frozenset(rank.hello.pid for rank in here)
         for rank in here:
             if rank.goodbye is not None or (self._only_rank is not None and rank.hello.rank != self._only_rank):

@@ -29,6 +29,7 @@ _FRAMES_A_TURN = 16  # then the event loop runs: a snapshot must not freeze the 
 _BACKLOG_MAX = 4_096  # messages not taken yet; above it nothing is read for a moment, or a history fills the memory
 _PAUSE_S = 0.01
 _BREAKS_MAX = 5
+_LINK_AGAIN_S = 1.0  # between two connections to an agent on another machine
 _TURNS = (wire.Hello, wire.Synced)
 
 
@@ -54,7 +55,7 @@ class Owner(Protocol):
 class Connection:
     def __init__(self, owner: Owner, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
-        self.feed = Feed(descriptor.nonce)
+        self.feed = Feed(descriptor.nonce, descriptor.via, descriptor.ahead_ns)
         self._phase: wire.Phase | None = None  # the newest
         self.ended = False
         self._owner = owner
@@ -176,6 +177,8 @@ class Connection:
     # ---------------------------------------------------------------------------------------- what silence may mean
 
     def tick(self, now: float) -> None:
+        if self.descriptor.via and self._waits_for_link(now):
+            return
         if self._channel is None:
             return
         self._read()  # first read what arrived before the connection ended
@@ -205,9 +208,30 @@ class Connection:
             else:
                 self._go_on()
 
+    def _waits_for_link(self, now: float) -> bool:
+        """Whether there is nothing to hear: the ssh link is lost, or tried again. Connects once it is back.
+
+        While the link is lost its machine's sockets are missing here (`link.ssh`), but not the agents' files.
+        """
+        linked = self._socket.exists()
+        if self._channel is None and linked and now - self._connected >= _LINK_AGAIN_S:
+            self._began = self._heard = now
+            self._connect()
+        elif self._channel is not None and self._channel.down and not self._has_left():
+            self._read()
+            if self._channel is not None:
+                self.close()
+        elif self._channel is None and self._has_left():
+            self._lost()
+        return self._channel is None
+
+    @property
+    def _socket(self) -> Path:
+        return Path(self.descriptor.endpoint.removeprefix("ipc://"))
+
     def _patience_s(self) -> float:
         """A live process with a descriptor is certainly an agent, but may be busy, so it gets more time."""
-        known = self.descriptor.pid > 0 and not discovery.stopped(self.descriptor.pid)
+        known = self.descriptor.pid > 0 and not discovery.stopped(self.descriptor)
         return self._owner.answer_s * (3 if known else 1)
 
     def _go_on(self) -> None:
@@ -227,7 +251,8 @@ class Connection:
             what = f"process {self.descriptor.pid} ended before it sent anything"
             self._owner.fail(self, NotAnswering(what, "attach sooner, or record it from its start"))
             return
-        text = f"process {self.descriptor.pid} is gone, and no goodbye of it reached this viewer"
+        on = f" on {self.descriptor.via}" if self.descriptor.via else ""
+        text = f"process {self.descriptor.pid}{on} is gone, and no goodbye of it reached this viewer"
         self._say_goodbye("lost", text)
 
     def _say_goodbye(self, reason: str, detail: str) -> None:
@@ -244,7 +269,9 @@ class Connection:
 
     def _has_left(self) -> bool:
         """Nothing listens there any more, and the agent has not moved (a logout may remove its directory)."""
-        if not discovery.refuses(Path(self.descriptor.endpoint.removeprefix("ipc://"))):
+        if self.descriptor.via:  # ssh listens there; the agent's file goes once its machine says that it has ended
+            return not self._socket.with_suffix(".json").exists()
+        if not discovery.refuses(self._socket):
             return False
         moved = next((d for d in discovery.discover() if d.nonce == self.feed.source), None)
         if moved is None or moved.endpoint == self.descriptor.endpoint:
@@ -275,7 +302,7 @@ class Connection:
     def _why_silent(self) -> LinkError:
         where = f"process {self.descriptor.pid}" if self.descriptor.pid > 0 else self.descriptor.endpoint
         if self.descriptor.pid > 0:
-            if discovery.stopped(self.descriptor.pid):
+            if discovery.stopped(self.descriptor):
                 return NotAnswering(f"{where} is stopped", f"continue it with `kill -CONT {self.descriptor.pid}`")
             return NotAnswering(f"{where} does not answer", "it may be busy in a long call: try again in a moment")
         return NotGpumon(

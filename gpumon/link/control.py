@@ -82,7 +82,7 @@ async def _reply(
 def _why_silent(descriptor: Descriptor, who: str) -> LinkError:
     if discovery.alive(descriptor) is False:
         return NoJob(f"{who} has ended", "it takes no more requests")
-    if descriptor.pid > 0 and discovery.stopped(descriptor.pid):
+    if discovery.stopped(descriptor):
         return NotAnswering(f"{who} is stopped", f"continue it with `kill -CONT {descriptor.pid}`")
     return NotAnswering(f"the agent of {who} does not answer", "it may be busy in a long call: try again in a moment")
 

@@ -23,6 +23,20 @@ _LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is 
 _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watch(model)` to the script"
 
 
+_elsewhere: tuple[Path, ...] = ()
+"""The folders of forwarded agents, if this viewer watches other machines."""
+
+
+def watch_elsewhere(folders: Iterable[Path]) -> None:
+    """From now on the agents are those in `folders` (of `link.ssh`), and not this machine's. For the whole process."""
+    global _elsewhere
+    _elsewhere = tuple(folders)
+
+
+def _folders() -> Iterable[Path]:
+    return _elsewhere or endpoint.candidates()
+
+
 class DiscoveredJob(msgspec.Struct, frozen=True):
     """The agents of one run: one process, or all local ranks of a launcher."""
 
@@ -45,11 +59,11 @@ class SeveralJobs(LinkError):
 def alive(descriptor: Descriptor) -> bool | None:
     """Whether the descriptor's process still runs the same program. None: not visible from here.
 
-    A pid alone is not enough: it is reused (so the start time is compared), it is another process in another container
-    (the namespace), it is invalid after a reboot (the boot id), and exec runs another program in the same process and
-    so ends the agent (the program).
+    Only its machine can tell of a forwarded one. A pid alone is not enough: it is reused (so the start time is
+    compared), it is another process in another container (the namespace), it is invalid after a reboot (the boot id),
+    and exec runs another program in the same process and so ends the agent (the program).
     """
-    if descriptor.pid <= 0:
+    if descriptor.pid <= 0 or descriptor.via:
         return None
     if descriptor.boot_id != endpoint.boot_id():
         return False if descriptor.host == socket.gethostname() else None
@@ -61,10 +75,12 @@ def alive(descriptor: Descriptor) -> bool | None:
     return not program or program == descriptor.program
 
 
-def stopped(pid: int) -> bool:
-    """Whether the process is stopped, by SIGSTOP or a debugger."""
+def stopped(descriptor: Descriptor) -> bool:
+    """Whether the process is stopped, by SIGSTOP or a debugger. False if it cannot be seen from here."""
+    if descriptor.pid <= 0 or descriptor.via:
+        return False
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{descriptor.pid}/stat").read_text(errors="replace")
     except OSError:
         return False
     return text[text.rindex(")") + 2] in "Tt"
@@ -76,7 +92,7 @@ def listing() -> frozenset[str]:
     Only names and the directories' mtimes, since it is called all the time.
     """
     found = set()
-    for directory in endpoint.candidates():
+    for directory in _folders():
         names = [f"{directory}/{name}" for name in _names(directory) if name.endswith(".json")]
         if names:
             with contextlib.suppress(OSError):
@@ -91,7 +107,7 @@ def discover() -> list[Descriptor]:
     Removes the files of dead ones.
     """
     found: dict[str, Descriptor] = {}
-    for directory in endpoint.candidates():
+    for directory in _folders():
         for path in _safe_listing(directory):
             if path.suffix == ".json":
                 descriptor = endpoint.read_descriptor(path)
@@ -147,17 +163,29 @@ def resolve(target: str | None = None) -> tuple[Descriptor, ...]:
         return (_by_endpoint(target),)
     here = discover()
     if target is None:
+        where = "on these machines" if _elsewhere else "here"
         return _the_only(
-            jobs(here), "several jobs run here", NoJob("no job with a gpumon agent runs here", _HOW_TO_START)
+            jobs(here), f"several jobs run {where}", NoJob(f"no job with a gpumon agent runs {where}", _HOW_TO_START)
+        )
+    if target.isdecimal() and _elsewhere:
+        pid = [d for d in here if d.pid == int(target)]
+        return _the_only(
+            jobs(pid), f"several machines have a process {target}", NoJob(f"no agent has pid {target}", _there(here))
         )
     if target.isdecimal():
         return _by_pid(int(target), here)
     named = [job for job in jobs(here) if job.name == target]
     if not named:
-        others = ", ".join(dict.fromkeys(job.name for job in jobs(here)))
-        remedy = f"there is: {others}" if others else _HOW_TO_START
+        remedy = _there(here)
+        if not _elsewhere:
+            remedy += f"; for a machine of that name write ssh://{target}"
         return _the_only(named, "", NoJob(f"no job is named {target!r}", remedy))
     return _the_only(named, f"several jobs are named {target!r}", NoJob("", ""))
+
+
+def _there(found: list[Descriptor]) -> str:
+    others = ", ".join(dict.fromkeys(job.name for job in jobs(found)))
+    return f"there is: {others}" if others else _HOW_TO_START
 
 
 def _the_only(found: list[DiscoveredJob], several: str, none: LinkError) -> tuple[Descriptor, ...]:

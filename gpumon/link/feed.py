@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gpumon.session.incoming import Incoming, MessageRun
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
@@ -17,10 +19,15 @@ class Feed:
     connection broke) sets `wants_snapshot`: the agent's history may still contain the missing events. What stays
     missing is counted in `missed` and reported as a Notice. Gaps made by the agent itself (its queue was full) cannot
     be repaired, so repairs are requested every five seconds at most.
+
+    `via`, `ahead_ns`: of an agent on another machine (Descriptor). Its Hello then names the machine as this viewer's
+    user does, so that no reading of another one is taken for its own, and relates its clock to this machine's.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, via: str = "", ahead_ns: int = 0) -> None:
         self.source = source
+        self._via = via
+        self._ahead_ns = ahead_ns
         self.missed = 0
         self.wants_snapshot = True
         self.synced = False  # a snapshot was completed or given up
@@ -88,6 +95,9 @@ class Feed:
                 continue
             if isinstance(event, wire.Hello):
                 wire.check_protocol(event)
+                if self._via:
+                    clock = wire.Clock(event.clock.monotonic_ns, max(0, event.clock.unix_ns + self._ahead_ns))
+                    event = replace(event, host=self._via, clock=clock)
                 self.hello = event
                 self.source = source = event.nonce
             elif isinstance(event, wire.Heartbeat):

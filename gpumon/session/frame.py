@@ -122,10 +122,16 @@ class RankFrame(msgspec.Struct, frozen=True):
     heartbeats: tuple[wire.Heartbeat, ...] = ()  # the kept ones, oldest first, including the newest
     thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
     progress: wire.Progress | None = None  # the newest; None: no callback tells
+    lost_link: str | None = None  # why its machine cannot be heard; None: it can, or the rank has ended
 
     @property
     def label(self) -> str:
         return f"rank {self.hello.rank}" if self.hello.rank is not None else f"pid {self.hello.pid}"
+
+    @property
+    def lost_link_said(self) -> str:
+        """As a sentence; empty if its machine is heard."""
+        return "" if self.lost_link is None else f"link to {self.hello.host} lost, trying again"
 
     def unix_ns(self, t_ns: int) -> int:
         """A time of the agent's monotonic clock as unix time."""

@@ -416,7 +416,9 @@ class Rank:
             return 0
         return self.hello.clock.unix_ns + (closed.t_ns - self.hello.clock.monotonic_ns)
 
-    def frame(self, hello: wire.Hello, now_unix_ns: int, samples: tuple[HostSample, ...]) -> RankFrame:
+    def frame(
+        self, hello: wire.Hello, now_unix_ns: int, samples: tuple[HostSample, ...], lost_link: str | None = None
+    ) -> RankFrame:
         if self._models_view is None:
             self._models_view = tuple(
                 ModelRecord(model, tuple(self.modules.get(index, {}).values()))
@@ -453,6 +455,7 @@ class Rank:
             older=self.older,
             thinned=self.thinned,
             progress=self.progress,
+            lost_link=lost_link if self.goodbye is None else None,
         )
 
     def _open_step(self) -> StepRecord | None:

@@ -17,6 +17,9 @@ from gpumon_agent import wire
 __all__ = ["SessionStore", "StoreLimits"]
 
 
+_NO_LINK = wire.Link("")  # an agent on this machine
+
+
 class SessionStore:
     """All ranks and machines of one session.
 
@@ -28,6 +31,7 @@ class SessionStore:
         self._replaying = replaying
         self._ranks: dict[str, Rank] = {}
         self._hosts: dict[str, deque[HostSample]] = {}
+        self._links: dict[str, wire.Link] = {}
         self._host_views: dict[str, tuple[HostSample, ...]] = {}
         self._newest_unix_ns = 0
         self._arrivals = 0
@@ -39,6 +43,9 @@ class SessionStore:
         if rank is None:
             if isinstance(received.event, wire.Host):
                 self._host(received.event, received.unix_ns)
+                return
+            if isinstance(received.event, wire.Link):
+                self._links[received.event.host] = received.event
                 return
             self._arrivals += 1
             rank = self._ranks[received.source] = Rank(received.source, self._limits, self._arrivals)
@@ -67,7 +74,12 @@ class SessionStore:
         self._drop_replaced(now)
         order = sorted((r for r in self._ranks.values() if r.hello is not None), key=lambda r: self._order(r, now))
         ranks = [
-            rank.frame(rank.hello, now, self._host_views.get(rank.hello.host, ()))
+            rank.frame(
+                rank.hello,
+                now,
+                self._host_views.get(rank.hello.host, ()),
+                self._links.get(rank.hello.host, _NO_LINK).lost,
+            )
             for rank in order
             if rank.hello is not None
         ]
@@ -82,7 +94,7 @@ class SessionStore:
         name = rank.hello.host
         if name in self._hosts and name not in self._host_views:
             self._host_views[name] = tuple(self._hosts[name])
-        return rank.frame(rank.hello, now_unix_ns, self._host_views.get(name, ()))
+        return rank.frame(rank.hello, now_unix_ns, self._host_views.get(name, ()), self._links.get(name, _NO_LINK).lost)
 
     def sources(self) -> tuple[str, ...]:
         """All known ranks, in order of arrival."""

@@ -61,6 +61,8 @@ class Machine(msgspec.Struct, frozen=True):
     files: Callable[[], Hashable]
     """Equal to the one before if no agent came or went; cheap."""
     facts: Callable[[int], ProcessFacts]
+    here: bool = True
+    """False: the jobs run on other machines, whose processes are not listed."""
 
 
 @contextlib.asynccontextmanager

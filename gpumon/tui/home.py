@@ -99,9 +99,10 @@ class Home:
 
     def hear(self, received: wire.Received) -> None:
         """A reading of this machine."""
-        if self._host is None:
-            self._soon.set()
-        self._host = received
+        if self._machine.here:
+            if self._host is None:
+                self._soon.set()
+            self._host = received
         for watch in self._watches:
             watch.store.apply(received)
 

@@ -14,10 +14,17 @@ class StatusLog:
 
     def __init__(self) -> None:
         self._statuses: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
         self._answered: dict[str, tuple[int, int]] = {}
 
     def look(self, frame: Frame) -> Iterator[str]:
         """Changes since the previous frame."""
+        lost = {
+            rank.hello.host: f"{rank.lost_link_said}: {rank.lost_link}" for rank in frame.ranks if rank.lost_link_said
+        }
+        yield from (said for host, said in lost.items() if host not in self._lost)
+        yield from (f"link to {host} restored" for host in self._lost if host not in lost)
+        self._lost = lost
         for rank in frame.ranks:
             before, now = self._statuses.get(rank.source), rank.status
             if before == now:

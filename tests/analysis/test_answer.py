@@ -179,3 +179,30 @@ def test_four_findings_are_evidence_enough() -> None:
     """It is a line of a screen and of a log; the findings themselves are all told beside it."""
     off = tuple(wire.PartOff(part, "KeyError: 7", "phases.py:12", 3) for part in ("a", "b", "c", "d", "e"))
     assert len(said_of(Run(), 5, wire.Heartbeat(1, 0, "forward", 0, off=off)).evidence) == 4
+
+
+def test_a_rank_whose_machine_cannot_be_heard_is_unknown_until_it_is_heard_again() -> None:
+    run, store, objects = Run(total=40 * GIB), SessionStore(), Objects()
+    printed = []
+
+    def take(received: wire.Received) -> None:
+        store.apply(received)
+        printed.extend(each.object for each in objects.take(received) if each.kind == "answer")
+
+    def now() -> Answer:
+        frame = store.frame(run.unix_ns(40))
+        return answer(frame, Reporter().report(frame))
+
+    for received in run.stream(40, host_every=1):
+        take(received)
+    host = run.hello().host
+    for lost, state in (("no route", "unknown"), (None, "ok")):
+        for name in ("another", host):
+            take(wire.Received(f"link:{name}", run.unix_ns(40), wire.Link(name, lost)))
+        assert now().state == state
+        assert printed[-1]["state"] == state
+        assert (now().what == f"link to {host} lost, trying again: no route") == (state == "unknown")
+    take(wire.Received(f"link:{host}", run.unix_ns(40), wire.Link(host, "no route")))
+    take(run.received(wire.Goodbye("finished", run.time_ns(40), 40), 40))
+    assert now().state == "ended"
+    assert store.frame(run.unix_ns(40)).ranks[0].lost_link_said == ""  # of a rank that has ended nothing is missed

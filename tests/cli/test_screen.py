@@ -101,7 +101,8 @@ def test_ascii_is_all_that_is_printed(job: dict[str, str], command: tuple[str, .
 
 def test_ascii_is_all_of_a_message_too(job: dict[str, str]) -> None:
     shown = piped(job, "attach", "--once", "--ascii", "größer")
-    assert (shown.returncode, shown.stderr) == (1, "Error: no job is named 'grosser'; there is: tran.\n")
+    said = "Error: no job is named 'grosser'; there is: tran; for a machine of that name write ssh://grosser.\n"
+    assert (shown.returncode, shown.stderr) == (1, said)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,12 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
             name, labels, value = SAMPLE.match(line).groups()  # type: ignore[union-attr]
             found.setdefault(name, []).append((dict(LABEL.findall(labels or "")), float(value)))
     return found
+
+
+def dashboard() -> list[str]:
+    """The queries of the Grafana dashboard, for all trainings, runs and ranks."""
+    panels = json.loads((RULES / "grafana.json").read_text())["panels"]
+    return [re.sub(r"\$\w+", ".*", target["expr"]) for panel in panels for target in panel["targets"]]
 
 
 def get(url: str) -> str:
@@ -176,6 +183,11 @@ def test_a_prometheus_server_scrapes_it_and_fires_the_rule(exporter, ranks, tmp_
             "result"
         ]
         assert up["value"][1] == "1"
+        for expression in dashboard():
+            query = "query?" + urllib.parse.urlencode({"query": expression})
+            if "gpumon_device_" not in expression:  # these ranks train on the CPU
+                until(lambda query=query: ask(query)["result"])
+            assert ask(query) is not None, expression
     finally:
         server.terminate()
         server.wait()

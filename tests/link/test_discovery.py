@@ -116,6 +116,34 @@ def test_ranks_are_one_job_by_where_they_meet_or_who_started_them() -> None:
     ]  # fmt: skip
 
 
+def test_forwarded_ranks_are_one_job_on_whichever_machine_they_are() -> None:
+    def process(pid: int, name: str, via: str, **changes: Any) -> endpoint.Descriptor:
+        return msgspec.structs.replace(endpoint.describe(name), pid=pid, host=via, via=via, world_size=2, **changes)
+
+    here, there = {"via": "node7", "rank": 0, "parent": 101}, {"via": "node8", "rank": 1, "parent": 102}
+    everywhere, alone = {"rendezvous": "10.0.0.1:29500"}, {"rendezvous": "127.0.0.1:29500"}
+    jobs = link.jobs([
+        process(1, "slurm", run_id="4711.0", **alone, **here),
+        process(2, "slurm", run_id="4711.0", **alone, **there),
+        process(3, "torchrun", run_id="none", **everywhere, **here),  # it has no id unless one is chosen
+        process(4, "torchrun", run_id="none", **everywhere, **there),
+        process(5, "by hand", **everywhere, **here),
+        process(6, "by hand", **everywhere, **there),
+        process(7, "standalone", run_id="none", **alone, **here),  # two jobs that happen to use the same port
+        process(8, "standalone", run_id="none", **alone, **there),
+    ])  # fmt: skip
+    assert [(job.name, [d.pid for d in job.descriptors]) for job in jobs] == [
+        ("slurm", [1, 2]), ("torchrun", [3, 4]), ("by hand", [5, 6]), ("standalone", [7]), ("standalone", [8]),
+    ]  # fmt: skip
+
+
+def test_what_this_machine_says_of_a_pid_is_not_said_of_a_forwarded_process() -> None:
+    ours = endpoint.describe("x")
+    assert link.alive(ours) is True
+    assert link.alive(msgspec.structs.replace(ours, via="node7")) is None
+    assert link.alive(msgspec.structs.replace(ours, via="node7", start_time=1)) is None
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff" * 200_000])
 def test_a_file_that_is_no_descriptor_is_left_alone(runtime: Path, content: bytes) -> None:
     runtime.mkdir(0o700)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gpumon.link.feed import Feed
 from gpumon.session.incoming import singly
@@ -131,3 +132,14 @@ def test_another_major_protocol_is_refused() -> None:
     strange = wire.Hello((9, 0), "0", "ab", "x.py", "h", 1, 2, "b", (), "3", wire.Clock(0, 0))
     with pytest.raises(wire.ProtocolMismatch):
         listener.answer(Packet(-1, True, (strange,)))
+
+
+def test_an_agent_on_another_machine_is_named_as_its_machine_is_and_its_clock_is_related_to_this_one_s() -> None:
+    """Readings go to the ranks of a name, and times of two machines are compared by wall clock."""
+    hello = replace(HELLO, clock=wire.Clock(7 * SECOND, 100 * SECOND))
+    feed = Feed("?", "node7", 20 * SECOND)
+    feed.requested()
+    (heard,) = singly(feed.take(Packet(-1, True, (hello,)), 0, answer=True))
+    assert isinstance(heard.event, wire.Hello)
+    assert heard.event.host == "node7"
+    assert heard.event.clock == wire.Clock(7 * SECOND, 120 * SECOND)

@@ -92,6 +92,7 @@ from .host import ChildProcess as ChildProcess
 from .host import DeviceProcess as DeviceProcess
 from .host import DeviceReading as DeviceReading
 from .host import Host as Host
+from .host import Link as Link
 from .host import ProcessReading as ProcessReading
 from .speaking import Clock as Clock
 from .speaking import Device as Device

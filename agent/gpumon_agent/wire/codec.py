@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Message, Nanoseconds, Seq, Text, clean_fields
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
-from .host import Host
+from .host import Host, Link
 from .speaking import Heartbeat, Hello, Synced
 from .stream import Goodbye, Ledger, Notice, Oom, Outlook, PastStep, Phase, Progress, Step, Thinned
 from .trained import Layers, Model, Module
@@ -63,6 +63,7 @@ Event = (
     | PastStep
     | Thinned
     | Progress
+    | Link
     | Unread
 )
 
@@ -86,7 +87,7 @@ class Packet(Message, frozen=True):
 class Received(Message, frozen=True):
     """One event as a viewer received it: yielded by `link`, stored in recordings, applied by sessions."""
 
-    source: Text  # Hello.nonce of the agent; "host:NAME" for the viewer's own readings
+    source: Text  # Hello.nonce of the agent; "host:NAME" and "link:NAME" for what the viewer adds
     unix_ns: Nanoseconds  # the receiver's clock
     event: Event
     seq: Seq = -1

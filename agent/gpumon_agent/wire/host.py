@@ -1,4 +1,4 @@
-"""The viewer's own readings of the machine: NVML and psutil."""
+"""What a viewer adds by itself: readings of machines (NVML, psutil), and the state of its links to other machines."""
 
 from typing import Annotated
 
@@ -76,3 +76,14 @@ class Host(Message, frozen=True, tag="host"):
     def __post_init__(self) -> None:
         clean_fields(self, "host", "driver")
         clean_fields(self, "why", limit=TEXT_CHARS_MAX)
+
+
+class Link(Message, frozen=True, tag="link"):
+    """The viewer's link to another machine (`gpumon attach HOST1,HOST2`). `lost`: why it is; None: it is up."""
+
+    host: Text  # as in the Hello of the agents there
+    lost: Text | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "host")
+        clean_fields(self, "lost", limit=TEXT_CHARS_MAX)

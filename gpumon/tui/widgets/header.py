@@ -24,6 +24,7 @@ class Heading(msgspec.Struct, frozen=True):
     device: str | None
     costs: str = ""  # what gpumon costs
     loop: str = ""  # where the library's training loop is
+    lost_links: tuple[str, ...] = ()  # to other machines: a sentence each
 
 
 def heading(view: View) -> Heading:
@@ -44,6 +45,8 @@ def heading(view: View) -> Heading:
         state = "paused"
     elif view.frame.replaying and state == "live":
         state = "replay"
+    if rank.lost_link is not None:
+        state = "silent"
     step, cost = newest_step(rank), own_cost(rank.heartbeat)
     if view.now is not None and view.position is not None:
         state, step, cost = "past", view.position.step, None  # what gpumon costs is known for now only
@@ -59,6 +62,7 @@ def heading(view: View) -> Heading:
         device=device.name if device else None,
         costs=cost.text if cost is not None and cost.says_something else "",
         loop="" if rank.progress is None or rank.goodbye is not None else loop_text(rank.progress),
+        lost_links=tuple(dict.fromkeys(each.lost_link_said for each in view.frame.ranks if each.lost_link_said)),
     )
 
 
@@ -110,6 +114,9 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
     short_torch = head.torch.split("+")[0] if head.torch else None
     torch = f"torch {short_torch}" if short_torch else ""
     about = " · ".join(part for part in (torch, head.device) if part)
+    if head.lost_links:
+        more = f" (and {len(head.lost_links) - 1} more)" if len(head.lost_links) > 1 else ""
+        state = [(f"{glyphs.warning} {head.lost_links[0]}{more}", "bad")]
     ends: list[Line] = [(*state, (f"  {about} ", "dim")), (*state, (f"  {torch} ", "dim")), (*state, (" ", ""))]
     if not short_torch:
         ends = ends[::2]

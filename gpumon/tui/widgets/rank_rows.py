@@ -167,7 +167,7 @@ def _row(standing: RankStatus, rank: RankFrame, report: RankReport | None, devic
         word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),
-        said=ending(rank) or "",
+        said=ending(rank) or (f"{rank.lost_link_said}: {rank.lost_link}" if rank.lost_link else ""),
     )
 
 
@@ -207,5 +207,5 @@ def trouble(row: RankRow) -> str:
     if row.state == "late":
         return f"{row.behind:,} steps behind the first rank: Enter shows its current phase"
     if row.state == "silent":
-        return f"process {row.pid} is alive but sends nothing: stopped, or in a long call outside Python"
+        return row.said or f"process {row.pid} is alive but sends nothing: stopped, or in a long call outside Python"
     return row.said if row.state in ("failed", "killed", "dead", "left") else ""
