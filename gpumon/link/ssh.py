@@ -39,6 +39,7 @@ CONNECT_S = 15
 ALIVE_S, ALIVE_TIMES = 5, 3  # ssh notices a dead network after 15 s
 AGAIN_MAX_S = 30.0
 _END_S = 3.0
+ENDS_IN_S = 1.0
 _PATH = re.compile(r"/[^:\\%$\x00-\x1f\x7f]+")  # that ssh's -L takes as it is
 _NONCE = re.compile(r"[0-9a-f]{16}")
 
@@ -155,6 +156,8 @@ class Remote:
                 self._take(announced)
             if line and not line.endswith(b"\n"):
                 self._said.append("it sends a line without an end")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(ENDS_IN_S)  # its exit code says why, once it has closed its output
         self._end_child()
         errors.join(_END_S)
         return child.wait()
