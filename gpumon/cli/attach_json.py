@@ -51,7 +51,7 @@ def run(
     """Prints until every rank has ended or a limit is reached. Returns the exit code."""
     wanted = [target for target in targets if rank is None or target.rank in (rank, None)]
     until = Until(once=once, steps=steps, seconds=seconds, ranks=len(wanted))
-    return print_objects(lambda: _live(wanted), Objects(rank=rank), until)
+    return print_objects(lambda: live(wanted), Objects(rank=rank), until)
 
 
 def run_replay(
@@ -247,7 +247,7 @@ class _Writer:
             self._error = error
 
 
-async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
+async def live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     """Agents' events and host readings, until the agents have ended. Raises LinkError."""
     from gpumon import link
     from gpumon.cli.budget_sender import BudgetSender

@@ -121,6 +121,7 @@ class RankFrame(msgspec.Struct, frozen=True):
     older: Sequence[StepRecord] = ()  # steps before `steps` that the thinning kept (wire.thinning)
     heartbeats: tuple[wire.Heartbeat, ...] = ()  # the kept ones, oldest first, including the newest
     thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
+    trackers: wire.Trackers | None = None  # experiment trackers that the process uses; None: none seen
 
     @property
     def label(self) -> str:

@@ -88,6 +88,7 @@ class Rank:
         self.segments: dict[int, SegmentsRecord] = {}  # by device
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
         self.snapshot: wire.Snapshot | None = None
+        self.trackers: wire.Trackers | None = None
         self.older = PackedSteps()  # steps before those, kept by `thinned`
         self._arriving: dict[int, StepRecord] = {}  # such steps, until `thinned` follows them
         self.thinned: wire.Thinned | None = None
@@ -256,6 +257,8 @@ class Rank:
             self._segments(event)
         elif isinstance(event, wire.Snapshot):
             self.snapshot = event
+        elif isinstance(event, wire.Trackers):
+            self.trackers = event
 
     def _beat(self, event: wire.Heartbeat) -> None:
         known = self.heartbeat
@@ -449,6 +452,7 @@ class Rank:
             censuses=self.censuses,
             older=self.older,
             thinned=self.thinned,
+            trackers=self.trackers,
         )
 
     def _open_step(self) -> StepRecord | None:

@@ -47,6 +47,8 @@ class Picture:
                 kept["segments", event.device, event.part] = raw
             case wire.Snapshot():
                 kept["snapshot",] = raw
+            case wire.Trackers():
+                kept["trackers",] = raw
             case _:
                 pass  # part of the past
 

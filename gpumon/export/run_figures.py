@@ -1,0 +1,233 @@
+"""The few figures of a run that experiment trackers get, and the card at its end. docs/trackers.md explains each.
+
+Model. `RunFigures.look` takes each frame with its reports, once a second. `take` gives what has come since the last
+`take`: peaks are the highest of all steps since then, the others are as of the newest step. So a tracker that is
+written every ten seconds misses no peak. Unknown figures are absent, never 0. Bytes are ints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpumon.analysis import device_budget, units
+from gpumon.analysis.answer import NOBODY, STATES, Answer, answer
+from gpumon.analysis.ledger import device_name, peak
+from gpumon.analysis.reports import DeviceReport, RankReport
+from gpumon.analysis.types import Finding
+from gpumon.session.frame import Frame, RankFrame, StepRecord
+from gpumon_agent import wire
+
+PREFIX = "gpumon/"
+PHASES = (wire.FORWARD, wire.BACKWARD, wire.OPTIMIZER)
+FINDINGS_SHOWN = 8
+"""On the card; more would be a report."""
+
+
+def state_number(said: Answer) -> int:
+    """0: ok, 1: unknown, 2: tight, 3: leak, 4: will-not-fit, 5: ended, 6: out-of-memory."""
+    return len(STATES) - 1 - STATES.index(said.state)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What has come since the last time. `step`: the newest that closed, of any rank; the x axis."""
+
+    step: int
+    bytes: dict[str, int]  # by name: gpumon/peak_bytes, gpumon/peak_bytes/rank_1, …
+    answer: Answer
+    opened: tuple[Finding, ...]  # findings that no earlier one had
+
+
+class Highest(msgspec.Struct, frozen=True):
+    """The highest peak of the whole run. Bytes."""
+
+    allocated: int
+    step: int
+    phase: str | None  # None: the step was not read by phase
+    rank: int | None  # None: there is only one
+    device: str
+    headroom: int | None  # what the process could have had above it
+
+
+class _OnDevice(msgspec.Struct):
+    """One device of one rank since the last `take`."""
+
+    fresh: bool = False  # a step has closed
+    peak: int | None = None
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
+    report: DeviceReport | None = None  # the last while the process lived
+    room: int | None = None  # likewise: bytes that it could have, with those it had
+    highest: Highest | None = None
+
+
+class RunFigures:
+    """Takes the frames of one job, in order."""
+
+    def __init__(self) -> None:
+        self.answer = NOBODY
+        self.name = ""
+        self.steps = 0
+        self.ranks = 0
+        self.out_of_memory = False
+        self._devices: dict[tuple[str, int], _OnDevice] = {}  # by the rank's source and the device
+        self._seen: dict[str, int] = {}  # newest step of each rank
+        self._labels: dict[tuple[str, int], tuple[int | None, str]] = {}
+        self._findings: dict[tuple[object, ...], Finding] = {}
+        self._opened: list[Finding] = []
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that closed; None: none has."""
+        return max(self._seen.values(), default=None)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All of the run, each once, as they were last seen."""
+        return tuple(self._findings.values())
+
+    @property
+    def highest(self) -> Highest | None:
+        known = [each.highest for each in self._devices.values() if each.highest is not None]
+        return max(known, key=lambda each: each.allocated, default=None)
+
+    def look(self, frame: Frame, reports: Sequence[RankReport]) -> None:
+        self.answer = answer(frame, reports, self.answer)
+        self.ranks = max(self.ranks, len({rank.hello.rank for rank in frame.ranks}))
+        for rank, report in zip(frame.ranks, reports, strict=True):
+            self.name = self.name or rank.hello.name
+            self.out_of_memory = self.out_of_memory or rank.oom is not None
+            self._steps(rank)
+            for device in report.devices:
+                self._device(rank, device)
+            for found in report.findings:
+                key = (rank.hello.rank, *found.key)
+                if key not in self._findings and found.state == "open":
+                    self._opened.append(found)
+                if key in self._findings or found.state == "open":
+                    self._findings[key] = found
+
+    def take(self) -> Figures | None:
+        """What has come since the last call; None: no step has closed yet."""
+        step = self.step
+        if step is None:
+            return None
+        named: dict[str, int] = {}
+        for key, device in self._devices.items():
+            suffix = self._suffix(key)
+            for name, value in _named(device):
+                named[f"{PREFIX}{name}{suffix}"] = value
+            device.fresh, device.peak, device.phases = False, None, {}
+        opened, self._opened = tuple(self._opened), []
+        return Figures(step, named, self.answer, opened)
+
+    def summary(self) -> dict[str, int | str]:
+        """The card's figures, for the run's summary in a tracker."""
+        found: dict[str, int | str | None] = {"steps": self.steps, "findings": len(self._findings)}
+        if self.highest is not None:
+            found |= {
+                "highest_peak_bytes": self.highest.allocated,
+                "highest_peak_step": self.highest.step,
+                "highest_peak_phase": self.highest.phase,
+                "headroom_at_highest_peak_bytes": self.highest.headroom,
+            }
+        return {f"{PREFIX}{name}": value for name, value in found.items() if value is not None}
+
+    def _steps(self, rank: RankFrame) -> None:
+        seen = self._seen.get(rank.source, -1)
+        for record in (*rank.older, *rank.steps) if seen < 0 else _after(rank.steps, seen):
+            if record.closed is None:
+                continue
+            for device in record.devices():
+                self._of((rank.source, device), rank)
+                self._step(self._devices[rank.source, device], record, device)
+            self._seen[rank.source] = max(self._seen.get(rank.source, -1), record.step)
+        self.steps = max(self.steps, self._seen.get(rank.source, -1) + 1)
+
+    def _of(self, key: tuple[str, int], rank: RankFrame) -> None:
+        self._devices.setdefault(key, _OnDevice())
+        self._labels[key] = (rank.hello.rank, device_name(rank, key[1]))
+
+    def _step(self, into: _OnDevice, record: StepRecord, device: int) -> None:
+        into.fresh = True
+        highest = record.peak(device)
+        if highest is not None:
+            into.peak = max(highest, into.peak or 0)
+        for phase in record.on(device):
+            if phase.allocated_peak is not None and phase.phase in PHASES:
+                into.phases[phase.phase] = max(phase.allocated_peak, into.phases.get(phase.phase, 0))
+
+    def _device(self, rank: RankFrame, report: DeviceReport) -> None:
+        self._of((rank.source, report.device), rank)
+        into = self._devices[rank.source, report.device]
+        if rank.goodbye is None or into.report is None:  # later its memory has been freed
+            into.report, into.room = report, device_budget.available(rank, report.device)
+        top = report.highest
+        if top is None or (into.highest is not None and into.highest.allocated >= top.allocated):
+            return
+        record = next((each for each in reversed(rank.steps) if each.step == top.step), None) or next(
+            (each for each in rank.older if each.step == top.step), None
+        )
+        where = peak(record, report.device) if record is not None else None
+        into.highest = Highest(
+            top.allocated,
+            top.step,
+            where.phase if where is not None and where.allocated == top.allocated else None,
+            rank.hello.rank if (rank.hello.world_size or 1) > 1 else None,
+            device_name(rank, report.device),
+            None if into.room is None else into.room - top.allocated,
+        )
+
+    def _suffix(self, key: tuple[str, int]) -> str:
+        """Names of one rank with one device have none."""
+        rank, device = self._labels[key]
+        ranks = {label for label, _ in self._labels.values()}
+        devices = {name for of, name in self._labels.values() if of == rank}
+        suffix = f"/rank_{rank}" if len(ranks) > 1 and rank is not None else ""
+        return suffix + (f"/{device.replace(':', '_')}" if len(devices) > 1 else "")
+
+
+def _after(steps: Sequence[StepRecord], seen: int) -> Iterable[StepRecord]:
+    fresh = []
+    for record in reversed(steps):
+        if record.step <= seen:
+            break
+        fresh.append(record)
+    return reversed(fresh)
+
+
+def _named(device: _OnDevice) -> Iterable[tuple[str, int]]:
+    report = device.report if device.fresh else None
+    lines = report.ledger if report is not None else None
+    forecast = report.forecast if report is not None else None
+    known = {
+        "peak_bytes": device.peak,
+        **{f"{phase}_peak_bytes": device.phases.get(phase) for phase in PHASES},
+        "reserved_bytes": lines.reserved if lines is not None else None,
+        "next_peak_bytes": forecast.next_peak if forecast is not None else None,
+        "headroom_bytes": forecast.headroom if forecast is not None and not forecast.headroom_at_most else None,
+    }
+    return [(name, value) for name, value in known.items() if value is not None]
+
+
+def card(run: RunFigures) -> tuple[str, ...]:
+    """The lines at the end of a run. Empty if no step was seen."""
+    if not run.steps:
+        return ()
+    ranks = f", {run.ranks} ranks" if run.ranks > 1 else ""
+    lines = [f"gpumon: {run.name}, {units.steps(run.steps)}{ranks}"]
+    top = run.highest
+    if top is not None:
+        at = f" in {top.phase}" if top.phase is not None else ""
+        who = f"rank {top.rank}, {top.device}" if top.rank is not None else top.device
+        lines.append(f"  peak      {units.size(top.allocated)}{at}, step {units.count(top.step)} ({who})")
+        if top.headroom is not None:
+            lines.append(f"  headroom  {units.size(top.headroom)} above it")
+    for found in run.findings[:FINDINGS_SHOWN]:
+        gone = " (gone)" if found.state != "open" else ""
+        lines.append(f"  finding   {found.code}{gone}: {found.title}")
+    if len(run.findings) > FINDINGS_SHOWN:
+        lines.append(f"  and       {len(run.findings) - FINDINGS_SHOWN} more findings")
+    if run.out_of_memory:
+        lines.append("  next      gpumon explain --last")
+    return tuple(lines)
