@@ -25,9 +25,8 @@ FINDINGS_SHOWN = 8
 """On the card; more would be a report."""
 
 
-def state_number(said: Answer) -> int:
-    """0: ok, 1: unknown, 2: tight, 3: leak, 4: will-not-fit, 5: ended, 6: out-of-memory."""
-    return len(STATES) - 1 - STATES.index(said.state)
+NUMBERED = tuple(state for state in reversed(STATES) if state != "ended")
+"""ok, unknown, tight, leak, will-not-fit, out-of-memory: a state's place is its number, for what has no text."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -35,8 +34,13 @@ class Figures(msgspec.Struct, frozen=True):
 
     step: int
     bytes: dict[str, int]  # by name: gpumon/peak_bytes, gpumon/peak_bytes/rank_1, …
-    answer: Answer
+    answer: Answer | None  # the last one while the training ran, or its out-of-memory; None: there was none
     opened: tuple[Finding, ...]  # findings that no earlier one had
+
+    @property
+    def state(self) -> int | None:
+        """The answer's state, as its place in `NUMBERED`."""
+        return None if self.answer is None else NUMBERED.index(self.answer.state)
 
 
 class Highest(msgspec.Struct, frozen=True):
@@ -56,6 +60,7 @@ class _OnDevice(msgspec.Struct):
     fresh: bool = False  # a step has closed
     peak: int | None = None
     phases: dict[str, int] = msgspec.field(default_factory=dict)
+    reserved: int | None = None  # the newest reading
     report: DeviceReport | None = None  # the last while the process lived
     room: int | None = None  # likewise: bytes that it could have, with those it had
     highest: Highest | None = None
@@ -65,7 +70,9 @@ class RunFigures:
     """Takes the frames of one job, in order."""
 
     def __init__(self) -> None:
-        self.answer = NOBODY
+        self._answer = NOBODY
+        self._told: Answer | None = None
+        self._taken: tuple[int | None, str] = (None, "")
         self.name = ""
         self.steps = 0
         self.ranks = 0
@@ -92,7 +99,9 @@ class RunFigures:
         return max(known, key=lambda each: each.allocated, default=None)
 
     def look(self, frame: Frame, reports: Sequence[RankReport]) -> None:
-        self.answer = answer(frame, reports, self.answer)
+        self._answer = answer(frame, reports, self._answer)
+        if self._answer.state != "ended" and self._answer != NOBODY:
+            self._told = self._answer
         self.ranks = max(self.ranks, len({rank.hello.rank for rank in frame.ranks}))
         for rank, report in zip(frame.ranks, reports, strict=True):
             self.name = self.name or rank.hello.name
@@ -108,10 +117,12 @@ class RunFigures:
                     self._findings[key] = found
 
     def take(self) -> Figures | None:
-        """What has come since the last call; None: no step has closed yet."""
+        """What has come since the last call; None: nothing has, or no step has closed yet."""
         step = self.step
-        if step is None:
+        state = self._told.state if self._told is not None else ""
+        if step is None or ((step, state) == self._taken and not self._opened):
             return None
+        self._taken = step, state
         named: dict[str, int] = {}
         for key, device in self._devices.items():
             suffix = self._suffix(key)
@@ -119,7 +130,7 @@ class RunFigures:
                 named[f"{PREFIX}{name}{suffix}"] = value
             device.fresh, device.peak, device.phases = False, None, {}
         opened, self._opened = tuple(self._opened), []
-        return Figures(step, named, self.answer, opened)
+        return Figures(step, named, self._told, opened)
 
     def summary(self) -> dict[str, int | str]:
         """The card's figures, for the run's summary in a tracker."""
@@ -154,6 +165,7 @@ class RunFigures:
         if highest is not None:
             into.peak = max(highest, into.peak or 0)
         for phase in record.on(device):
+            into.reserved = into.reserved if phase.reserved is None else phase.reserved
             if phase.allocated_peak is not None and phase.phase in PHASES:
                 into.phases[phase.phase] = max(phase.allocated_peak, into.phases.get(phase.phase, 0))
 
@@ -198,12 +210,11 @@ def _after(steps: Sequence[StepRecord], seen: int) -> Iterable[StepRecord]:
 
 def _named(device: _OnDevice) -> Iterable[tuple[str, int]]:
     report = device.report if device.fresh else None
-    lines = report.ledger if report is not None else None
     forecast = report.forecast if report is not None else None
     known = {
         "peak_bytes": device.peak,
         **{f"{phase}_peak_bytes": device.phases.get(phase) for phase in PHASES},
-        "reserved_bytes": lines.reserved if lines is not None else None,
+        "reserved_bytes": device.reserved if device.fresh else None,
         "next_peak_bytes": forecast.next_peak if forecast is not None else None,
         "headroom_bytes": forecast.headroom if forecast is not None and not forecast.headroom_at_most else None,
     }
@@ -218,9 +229,9 @@ def card(run: RunFigures) -> tuple[str, ...]:
     lines = [f"gpumon: {run.name}, {units.steps(run.steps)}{ranks}"]
     top = run.highest
     if top is not None:
-        at = f" in {top.phase}" if top.phase is not None else ""
         who = f"rank {top.rank}, {top.device}" if top.rank is not None else top.device
-        lines.append(f"  peak      {units.size(top.allocated)}{at}, step {units.count(top.step)} ({who})")
+        at = f"in {top.phase} of" if top.phase is not None else "in or shortly before"  # of the quiet steps before it
+        lines.append(f"  peak      {units.size(top.allocated)} {at} step {units.count(top.step)} ({who})")
         if top.headroom is not None:
             lines.append(f"  headroom  {units.size(top.headroom)} above it")
     for found in run.findings[:FINDINGS_SHOWN]:

@@ -54,4 +54,4 @@ def open_run(used: wire.Tracker, folder: str, name: str) -> Sink:
 def about(found: Finding) -> str:
     """A finding as one line of text."""
     where = f" ({found.where})" if found.where and found.where not in found.title else ""
-    return f"{found.code}: {found.title}{where}" + (f" To do: {found.remedy}." if found.remedy else "")
+    return f"{found.code}: {found.title}{where}." + (f" To do: {found.remedy}." if found.remedy else "")

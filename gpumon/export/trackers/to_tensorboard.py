@@ -18,7 +18,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from gpumon.analysis.answer import line
 from gpumon.analysis.types import Finding
-from gpumon.export.run_figures import PREFIX, Figures, state_number
+from gpumon.export.run_figures import PREFIX, Figures
 from gpumon.export.trackers import about
 from gpumon_agent import wire
 
@@ -39,16 +39,19 @@ class _Run:
     def log(self, figures: Figures) -> None:
         self._step = figures.step
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.bytes.items()]
-        values.append(Summary.Value(tag=f"{PREFIX}state", simple_value=state_number(figures.answer)))
-        if figures.answer.state != self._said:
-            self._said = figures.answer.state
-            values.append(_text(f"{PREFIX}answer", line(figures.answer)))
+        if figures.answer is not None:
+            values.append(Summary.Value(tag=f"{PREFIX}state", simple_value=figures.state))
+            if figures.answer.state != self._said:
+                self._said = figures.answer.state
+                values.append(_text(f"{PREFIX}answer", line(figures.answer)))
         values += [_text(f"{PREFIX}findings", about(found)) for found in figures.opened]
         self._write(values)
 
     def finish(self, summary: dict[str, int | str], findings: tuple[Finding, ...]) -> None:
         rows = [f"| {name} | {value} |" for name, value in summary.items()]
-        self._write([_text(f"{PREFIX}summary", "\n".join(["| figure | value |", "|---|---|", *rows]))])
+        table = "\n".join(["| figure | value |", "|---|---|", *rows])
+        found = "\n".join(f"- {about(each)}" for each in findings)
+        self._write([_text(f"{PREFIX}summary", f"{table}\n\n{found}")])
         self._writer.close()
 
     def _write(self, values: list[Summary.Value]) -> None:
