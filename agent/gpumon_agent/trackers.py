@@ -57,19 +57,17 @@ def _now() -> Iterator[wire.Tracker]:
 
 def _wandb() -> Iterator[wire.Tracker]:
     run = getattr(sys.modules.get("wandb"), "run", None)
-    if run is None:
+    if run is None or getattr(run, "disabled", False):
         return
-    settings = getattr(run, "settings", None)
-    mode = "offline" if run.offline else "shared" if getattr(settings, "mode", None) == "shared" else "online"
     yield wire.Tracker(
         "wandb",
         run=_text(run.id),
         name=_text(run.name),
-        where=_text(getattr(settings, "root_dir", "")),
+        where=_text(getattr(getattr(run, "settings", None), "root_dir", "")),
         project=_text(run.project),
         group=_text(run.group),
         entity=_text(run.entity),
-        mode=mode,
+        mode="offline" if run.offline else "online",
     )
 
 
@@ -101,8 +99,8 @@ def _trackio() -> Iterator[wire.Tracker]:
     current = getattr(sys.modules.get("trackio.context_vars"), "current_run", None)
     run = current.get() if current is not None else None
     if run is not None:
-        group = _text(getattr(run, "group", None))
-        yield wire.Tracker("trackio", name=_text(run.name), project=_text(run.project), group=group)
+        group, space = _text(getattr(run, "group", None)), _text(getattr(run, "_space_id", None))
+        yield wire.Tracker("trackio", name=_text(run.name), where=space, project=_text(run.project), group=group)
 
 
 def _text(value: object) -> str:

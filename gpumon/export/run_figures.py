@@ -29,11 +29,26 @@ NUMBERED = tuple(state for state in reversed(STATES) if state != "ended")
 """ok, unknown, tight, leak, will-not-fit, out-of-memory: a state's place is its number, for what has no text."""
 
 
+class Value(msgspec.Struct, frozen=True):
+    """One figure of one device, in bytes."""
+
+    name: str  # peak_bytes, forward_peak_bytes, …
+    bytes: int
+    rank: int | None  # None: no launcher gave one
+    device: str
+    suffix: str = ""  # tells ranks and devices apart, if there are several: /rank_1/cuda_0
+
+    @property
+    def path(self) -> str:
+        """For trackers without labels: gpumon/peak_bytes/rank_1."""
+        return f"{PREFIX}{self.name}{self.suffix}"
+
+
 class Figures(msgspec.Struct, frozen=True):
     """What has come since the last time. `step`: the newest that closed, of any rank; the x axis."""
 
     step: int
-    bytes: dict[str, int]  # by name: gpumon/peak_bytes, gpumon/peak_bytes/rank_1, …
+    values: tuple[Value, ...]
     answer: Answer | None  # the last one while the training ran, or its out-of-memory; None: there was none
     opened: tuple[Finding, ...]  # findings that no earlier one had
 
@@ -41,6 +56,12 @@ class Figures(msgspec.Struct, frozen=True):
     def state(self) -> int | None:
         """The answer's state, as its place in `NUMBERED`."""
         return None if self.answer is None else NUMBERED.index(self.answer.state)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """All of them by path, the state included."""
+        numbers = {value.path: value.bytes for value in self.values}
+        return numbers if self.state is None else {**numbers, f"{PREFIX}state": self.state}
 
 
 class Highest(msgspec.Struct, frozen=True):
@@ -110,7 +131,7 @@ class RunFigures:
             for device in report.devices:
                 self._device(rank, device)
             for found in report.findings:
-                key = (rank.hello.rank, *found.key)
+                key = (rank.hello.rank, found.code, found.subject, found.step)
                 if key not in self._findings and found.state == "open":
                     self._opened.append(found)
                 if key in self._findings or found.state == "open":
@@ -123,14 +144,13 @@ class RunFigures:
         if step is None or ((step, state) == self._taken and not self._opened):
             return None
         self._taken = step, state
-        named: dict[str, int] = {}
+        values: list[Value] = []
         for key, device in self._devices.items():
-            suffix = self._suffix(key)
-            for name, value in _named(device):
-                named[f"{PREFIX}{name}{suffix}"] = value
+            rank, label = self._labels[key]
+            values += [Value(name, value, rank, label, self._suffix(key)) for name, value in _named(device)]
             device.fresh, device.peak, device.phases = False, None, {}
         opened, self._opened = tuple(self._opened), []
-        return Figures(step, named, self._told, opened)
+        return Figures(step, tuple(values), self._told, opened)
 
     def summary(self) -> dict[str, int | str]:
         """The card's figures, for the run's summary in a tracker."""

@@ -142,7 +142,7 @@ class Tracker(Message, frozen=True):
     project: Text = ""
     group: Text = ""
     entity: Text = ""
-    mode: Text = ""  # W&B's: online | offline | shared
+    mode: Text = ""  # W&B's: online | offline
 
     def __post_init__(self) -> None:
         clean_fields(self, "kind", "run", "name", "project", "group", "entity", "mode")

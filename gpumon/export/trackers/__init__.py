@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterable
 from typing import Any, Protocol
 
+from gpumon.analysis.answer import Answer, line
 from gpumon.analysis.types import Finding
-from gpumon.export.run_figures import Figures
+from gpumon.export.run_figures import PREFIX, Figures
 from gpumon_agent import wire
 
 NEEDS = {
@@ -55,3 +57,9 @@ def about(found: Finding) -> str:
     """A finding as one line of text."""
     where = f" ({found.where})" if found.where and found.where not in found.title else ""
     return f"{found.code}: {found.title}{where}." + (f" To do: {found.remedy}." if found.remedy else "")
+
+
+def texts(said: Answer | None, findings: Iterable[Finding]) -> dict[str, str]:
+    """For trackers that keep a text under a name. A later finding of the same code replaces the earlier one."""
+    found = {f"{PREFIX}finding/{each.code}": about(each) for each in findings}
+    return found if said is None else {**found, f"{PREFIX}answer": line(said)}

@@ -9,10 +9,9 @@ from pathlib import Path
 from mlflow.entities import Metric, RunTag
 from mlflow.tracking import MlflowClient
 
-from gpumon.analysis.answer import line
 from gpumon.analysis.types import Finding
-from gpumon.export.run_figures import PREFIX, Figures
-from gpumon.export.trackers import Unusable, about
+from gpumon.export.run_figures import Figures
+from gpumon.export.trackers import Unusable, texts
 from gpumon_agent import wire
 from gpumon_agent.wire.masking import MASK, masked
 
@@ -45,16 +44,12 @@ class _Run:
 
     def log(self, figures: Figures) -> None:
         self._step = figures.step
-        named, tags = dict(figures.bytes), _tags(figures.opened)
-        if figures.answer is not None and figures.state is not None:
-            named[f"{PREFIX}state"] = figures.state
-            tags[f"{PREFIX}answer"] = line(figures.answer)
-        self._write(named, tags)
+        self._write(figures.numbers, texts(figures.answer, figures.opened))
 
     def finish(self, summary: dict[str, int | str], findings: tuple[Finding, ...]) -> None:
         numbers = {name: value for name, value in summary.items() if isinstance(value, int)}
-        texts = {name: value for name, value in summary.items() if isinstance(value, str)}
-        self._write(numbers, texts | _tags(findings))
+        words = {name: value for name, value in summary.items() if isinstance(value, str)}
+        self._write(numbers, words | texts(None, findings))
 
     def _write(self, named: dict[str, int], tags: dict[str, str]) -> None:
         now = int(time.time() * 1000)
@@ -62,8 +57,3 @@ class _Run:
         new = {name: text for name, text in tags.items() if self._tags.get(name) != text}
         self._client.log_batch(self._run, metrics=metrics, tags=[RunTag(*each) for each in new.items()])
         self._tags |= new
-
-
-def _tags(findings: tuple[Finding, ...]) -> dict[str, str]:
-    """By code: a later finding of the same code replaces the earlier one."""
-    return {f"{PREFIX}finding/{found.code}": about(found) for found in findings}

@@ -38,12 +38,10 @@ class _Run:
 
     def log(self, figures: Figures) -> None:
         self._step = figures.step
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.bytes.items()]
-        if figures.answer is not None:
-            values.append(Summary.Value(tag=f"{PREFIX}state", simple_value=figures.state))
-            if figures.answer.state != self._said:
-                self._said = figures.answer.state
-                values.append(_text(f"{PREFIX}answer", line(figures.answer)))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.numbers.items()]
+        if figures.answer is not None and figures.answer.state != self._said:
+            self._said = figures.answer.state
+            values.append(_text(f"{PREFIX}answer", line(figures.answer)))
         values += [_text(f"{PREFIX}findings", about(found)) for found in figures.opened]
         self._write(values)
 
