@@ -127,9 +127,9 @@ class RunFigures:
         for rank, report in zip(frame.ranks, reports, strict=True):
             self.name = self.name or rank.hello.name
             self.out_of_memory = self.out_of_memory or rank.oom is not None
-            self._steps(rank)
             for device in report.devices:
                 self._device(rank, device)
+            self._steps(rank)
             for found in report.findings:
                 key = (rank.hello.rank, found.code, found.subject, found.step)
                 if key not in self._findings and found.state == "open":
@@ -169,46 +169,42 @@ class RunFigures:
         for record in (*rank.older, *rank.steps) if seen < 0 else _after(rank.steps, seen):
             if record.closed is None:
                 continue
-            for device in record.devices():
-                self._of((rank.source, device), rank)
-                self._step(self._devices[rank.source, device], record, device)
+            # the last steps of a run may have no phases, but peaks
+            for device in record.devices() | {each.device for each in record.closed.quiet_peaks}:
+                self._step(self._of(rank, device), rank, record, device)
             self._seen[rank.source] = max(self._seen.get(rank.source, -1), record.step)
         self.steps = max(self.steps, self._seen.get(rank.source, -1) + 1)
 
-    def _of(self, key: tuple[str, int], rank: RankFrame) -> None:
-        self._devices.setdefault(key, _OnDevice())
-        self._labels[key] = (rank.hello.rank, device_name(rank, key[1]))
+    def _of(self, rank: RankFrame, device: int) -> _OnDevice:
+        key = rank.source, device
+        self._labels[key] = (rank.hello.rank, device_name(rank, device))
+        return self._devices.setdefault(key, _OnDevice())
 
-    def _step(self, into: _OnDevice, record: StepRecord, device: int) -> None:
+    def _step(self, into: _OnDevice, rank: RankFrame, record: StepRecord, device: int) -> None:
         into.fresh = True
-        highest = record.peak(device)
-        if highest is not None:
-            into.peak = max(highest, into.peak or 0)
         for phase in record.on(device):
             into.reserved = into.reserved if phase.reserved is None else phase.reserved
             if phase.allocated_peak is not None and phase.phase in PHASES:
                 into.phases[phase.phase] = max(phase.allocated_peak, into.phases.get(phase.phase, 0))
+        highest = record.peak(device)
+        if highest is None:
+            return
+        into.peak = max(highest, into.peak or 0)
+        if into.highest is None or highest > into.highest.allocated:
+            where = peak(record, device)
+            into.highest = Highest(
+                highest,
+                record.step,
+                where.phase if where is not None and where.allocated == highest else None,
+                rank.hello.rank if (rank.hello.world_size or 1) > 1 else None,
+                device_name(rank, device),
+                None if into.room is None else into.room - highest,
+            )
 
     def _device(self, rank: RankFrame, report: DeviceReport) -> None:
-        self._of((rank.source, report.device), rank)
-        into = self._devices[rank.source, report.device]
+        into = self._of(rank, report.device)
         if rank.goodbye is None or into.report is None:  # later its memory has been freed
             into.report, into.room = report, device_budget.available(rank, report.device)
-        top = report.highest
-        if top is None or (into.highest is not None and into.highest.allocated >= top.allocated):
-            return
-        record = next((each for each in reversed(rank.steps) if each.step == top.step), None) or next(
-            (each for each in rank.older if each.step == top.step), None
-        )
-        where = peak(record, report.device) if record is not None else None
-        into.highest = Highest(
-            top.allocated,
-            top.step,
-            where.phase if where is not None and where.allocated == top.allocated else None,
-            rank.hello.rank if (rank.hello.world_size or 1) > 1 else None,
-            device_name(rank, report.device),
-            None if into.room is None else into.room - top.allocated,
-        )
 
     def _suffix(self, key: tuple[str, int]) -> str:
         """Names of one rank with one device have none."""
