@@ -109,7 +109,7 @@ class _Beside:
     def finish(self) -> Iterable[str]:
         """Ends the trackers' runs. Yields what has to be said."""
         if not self._figures.steps:
-            yield "gpumon: no step was seen, so nothing was logged"
+            yield f"gpumon: no step was seen, so {'nothing was logged' if self._wanted else 'there is no summary'}"
             return
         for each in self._logged.values():
             each.finish(self._figures)

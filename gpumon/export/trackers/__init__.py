@@ -41,7 +41,7 @@ class Sink(Protocol):
 def installed(kind: str) -> bool:
     try:
         return all(importlib.util.find_spec(module) is not None for module in NEEDS[kind])
-    except ModuleNotFoundError:  # of a package in which the module would be
+    except (ModuleNotFoundError, ValueError):  # the package around it is missing; sys.modules says that it is
         return False
 
 
