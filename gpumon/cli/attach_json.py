@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -247,7 +247,7 @@ class _Writer:
             self._error = error
 
 
-async def live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
+async def live(targets: Sequence[Descriptor]) -> AsyncGenerator[wire.Received, None]:
     """Agents' events and host readings, until the agents have ended. Raises LinkError."""
     from gpumon import link
     from gpumon.cli.budget_sender import BudgetSender

@@ -32,9 +32,7 @@ PATIENCE_S = 7.0
 )  # fmt: skip
 @click.option("--summary", is_flag=True, help="Print a few lines at the end: highest peak, headroom, findings.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND…")
-def command(
-    name: str | None, track_cpu: bool, log_to: str | None, summary: bool, command: tuple[str, ...]
-) -> None:
+def command(name: str | None, track_cpu: bool, log_to: str | None, summary: bool, command: tuple[str, ...]) -> None:
     """Start a training script with the agent inside, its code unchanged.
 
     \b

@@ -176,7 +176,9 @@ def main(pid: int, wanted: tuple[str, ...]) -> None:
         for line in lines:
             print(" ".join(line.split("\n")), file=out, flush=True)
 
-    sys.excepthook = lambda kind, error, _: say((f"gpumon: what --log-to started has failed: {kind.__name__}: {error}",))
+    sys.excepthook = lambda kind, error, _: say(
+        (f"gpumon: what --log-to started has failed: {kind.__name__}: {error}",)
+    )
     beside = _Beside(pid, wanted)
     asyncio.run(_until_the_end(beside))
     say(beside.card())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpumon.analysis import device_budget, units
-from gpumon.analysis.answer import NOBODY, STATES, Answer, answer
+from gpumon.analysis.answer import NOBODY, STATES, Answer, answer, line
 from gpumon.analysis.ledger import device_name, peak
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.types import Finding
@@ -34,7 +34,7 @@ class Value(msgspec.Struct, frozen=True):
 
     name: str  # peak_bytes, forward_peak_bytes, …
     bytes: int
-    rank: int | None  # None: no launcher gave one
+    rank: int | None  # None: there is only one
     device: str
     suffix: str = ""  # tells ranks and devices apart, if there are several: /rank_1/cuda_0
 
@@ -97,7 +97,7 @@ class RunFigures:
         self.name = ""
         self.steps = 0
         self.ranks = 0
-        self.out_of_memory = False
+        self.out_of_memory: Answer | None = None
         self._devices: dict[tuple[str, int], _OnDevice] = {}  # by the rank's source and the device
         self._seen: dict[str, int] = {}  # newest step of each rank
         self._labels: dict[tuple[str, int], tuple[int | None, str]] = {}
@@ -123,10 +123,11 @@ class RunFigures:
         self._answer = answer(frame, reports, self._answer)
         if self._answer.state != "ended" and self._answer != NOBODY:
             self._told = self._answer
+        if self._answer.state == "out-of-memory":
+            self.out_of_memory = self._answer
         self.ranks = max(self.ranks, len({rank.hello.rank for rank in frame.ranks}))
         for rank, report in zip(frame.ranks, reports, strict=True):
             self.name = self.name or rank.hello.name
-            self.out_of_memory = self.out_of_memory or rank.oom is not None
             for device in report.devices:
                 self._device(rank, device)
             self._steps(rank)
@@ -171,16 +172,17 @@ class RunFigures:
                 continue
             # the last steps of a run may have no phases, but peaks
             for device in record.devices() | {each.device for each in record.closed.quiet_peaks}:
-                self._step(self._of(rank, device), rank, record, device)
+                self._step(self._of(rank, device), record, device, *self._labels[rank.source, device])
             self._seen[rank.source] = max(self._seen.get(rank.source, -1), record.step)
         self.steps = max(self.steps, self._seen.get(rank.source, -1) + 1)
 
     def _of(self, rank: RankFrame, device: int) -> _OnDevice:
         key = rank.source, device
-        self._labels[key] = (rank.hello.rank, device_name(rank, device))
+        number = rank.hello.rank if (rank.hello.world_size or 1) > 1 else None
+        self._labels[key] = number, device_name(rank, device)
         return self._devices.setdefault(key, _OnDevice())
 
-    def _step(self, into: _OnDevice, rank: RankFrame, record: StepRecord, device: int) -> None:
+    def _step(self, into: _OnDevice, record: StepRecord, device: int, rank: int | None, name: str) -> None:
         into.fresh = True
         for phase in record.on(device):
             into.reserved = into.reserved if phase.reserved is None else phase.reserved
@@ -196,8 +198,8 @@ class RunFigures:
                 highest,
                 record.step,
                 where.phase if where is not None and where.allocated == highest else None,
-                rank.hello.rank if (rank.hello.world_size or 1) > 1 else None,
-                device_name(rank, device),
+                rank,
+                name,
                 None if into.room is None else into.room - highest,
             )
 
@@ -205,13 +207,15 @@ class RunFigures:
         into = self._of(rank, report.device)
         if rank.goodbye is None or into.report is None:  # later its memory has been freed
             into.report, into.room = report, device_budget.available(rank, report.device)
+        top = into.highest
+        if top is not None and top.headroom is None and into.room is not None:  # own allocations do not change it
+            into.highest = msgspec.structs.replace(top, headroom=into.room - top.allocated)
 
     def _suffix(self, key: tuple[str, int]) -> str:
-        """Names of one rank with one device have none."""
+        """Names of a job's only rank, with one device, have none."""
         rank, device = self._labels[key]
-        ranks = {label for label, _ in self._labels.values()}
         devices = {name for of, name in self._labels.values() if of == rank}
-        suffix = f"/rank_{rank}" if len(ranks) > 1 and rank is not None else ""
+        suffix = f"/rank_{rank}" if rank is not None else ""
         return suffix + (f"/{device.replace(':', '_')}" if len(devices) > 1 else "")
 
 
@@ -255,6 +259,6 @@ def card(run: RunFigures) -> tuple[str, ...]:
         lines.append(f"  finding   {found.code}{gone}: {found.title}")
     if len(run.findings) > FINDINGS_SHOWN:
         lines.append(f"  and       {len(run.findings) - FINDINGS_SHOWN} more findings")
-    if run.out_of_memory:
-        lines.append("  next      gpumon explain --last")
+    if run.out_of_memory is not None:
+        lines += [f"  {line(run.out_of_memory)}", "  next      gpumon explain --last"]
     return tuple(lines)

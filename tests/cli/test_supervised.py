@@ -88,7 +88,9 @@ def test_ctrl_c_reaches_the_command_once(environment: dict[str, str]) -> None:
 
 
 def test_the_command_dies_with_it(environment: dict[str, str]) -> None:
-    process = start(environment, "import os, time; print('ready', flush=True); print(os.getpid(), flush=True); time.sleep(60)")
+    process = start(
+        environment, "import os, time; print('ready', flush=True); print(os.getpid(), flush=True); time.sleep(60)"
+    )
     assert process.stdout is not None
     child = int(process.stdout.readline())
     process.kill()

@@ -146,6 +146,15 @@ def test_the_card_has_the_highest_peak_and_what_was_left_then() -> None:
     }
 
 
+def test_the_headroom_follows_if_the_device_is_read_only_after_the_highest_peak() -> None:
+    run = Run(activations=lambda step: (900 if step == 7 else 300) * MIB)
+    one = followed(run, 10, host_every=0)
+    assert len(card(one.figures)) == 2
+    apply([run.host(10)], list(run.step(10)), store=one.store)
+    one.look(run.unix_ns(11))
+    assert card(one.figures)[2] == f"  headroom  {(run.total - run.context - run.peak(7)) / GIB:.1f} GiB above it"
+
+
 def test_after_an_out_of_memory_the_card_says_what_explains_it() -> None:
     run = Run()
     one = followed(run, 5)
@@ -153,6 +162,7 @@ def test_after_an_out_of_memory_the_card_says_what_explains_it() -> None:
     one.store.apply(run.received(oom, 5))
     one.look(run.unix_ns(5))
     assert card(one.figures)[-1] == "  next      gpumon explain --last"
+    assert card(one.figures)[-2].startswith("  OUT OF MEMORY: ")
     assert one.take().state == NUMBERED.index("out-of-memory")
 
 

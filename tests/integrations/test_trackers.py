@@ -1,6 +1,7 @@
 """One training that logs to every tracker that is installed, under `gpumon run --log-to auto`.
 
-Each tracker's store is then read with what the library itself brings, and compared with what torch says in the training.
+Each tracker's store is then read with what the library itself brings, and compared with what torch says in the
+training.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trackers")
     (folder / "run").mkdir(mode=0o700)
     (folder / "train.py").write_text(TRAIN)
@@ -114,7 +114,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     vgpu.remove_session(virtual_gpu["VGPU_SESSION"])
     assert (folder / "torch.json").exists(), ended.stdout + ended.stderr
     told = json.loads((folder / "torch.json").read_text())
-    yield Trained(folder, ended.stdout, ended.stderr, ended.returncode, told, receiver.received)
+    return Trained(folder, ended.stdout, ended.stderr, ended.returncode, told, receiver.received)
 
 
 class _Receiver:
@@ -165,7 +165,9 @@ def test_the_training_is_as_without(trained: Trained) -> None:
 def test_the_card_is_the_last_thing_on_stderr(trained: Trained) -> None:
     lines = trained.err[trained.err.index("gpumon: train.py") :].splitlines()
     assert lines[0] == f"gpumon: train.py, {STEPS} steps"
-    assert lines[1] == f"  peak      {trained.torch['peak'] / (1 << 20):.1f} MiB in backward of step {STEPS - 1} (cuda:0)"
+    assert (
+        lines[1] == f"  peak      {trained.torch['peak'] / (1 << 20):.1f} MiB in backward of step {STEPS - 1} (cuda:0)"
+    )
     assert lines[2].startswith("  headroom  ")
     assert lines[3].startswith("  finding   retained-graph: ")
     assert len(lines) == 4, lines  # no tracker has failed
