@@ -27,7 +27,7 @@ class TrackersUsed:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], wire.Tracker] = {}
         self._looked_ns = 0
-        self._told: wire.Trackers | None = None
+        self.told: wire.Trackers | None = None
 
     def changed(self, now_ns: int) -> wire.Trackers | None:
         """What was found, if that is new; looks once in `EVERY_NS`."""
@@ -35,13 +35,13 @@ class TrackersUsed:
             return None
         self._looked_ns = now_ns
         for tracker in _now():
-            key = (tracker.kind, tracker.run, tracker.where)
+            key = (tracker.kind, tracker.run or tracker.name, tracker.where)
             if key in self._found or len(self._found) < wire.TRACKERS_MAX:
                 self._found[key] = tracker
         told = wire.Trackers(str(Path.cwd()), tuple(self._found.values())) if self._found else None
-        if told == self._told:
+        if told == self.told:
             return None
-        self._told = told
+        self.told = told
         return told
 
 

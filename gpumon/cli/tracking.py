@@ -28,6 +28,7 @@ from gpumon.export.run_figures import Figures, RunFigures, card
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
+from gpumon_agent.wire.masking import masked
 
 FIND_S = 0.25
 """Between two looks for the training's agent."""
@@ -76,7 +77,7 @@ class _Logged:
         except trackers.Unusable as reason:
             self.error = str(reason)
         except Exception as error:  # noqa: BLE001 — a tracker's library may raise anything
-            first = (str(error).splitlines() or [""])[0]
+            first = next(masked((str(error).strip().partition("\n")[0],)))
             self.error = f"logging ended by {type(error).__name__}" + (f": {first}" if first else "")
 
 
@@ -100,7 +101,9 @@ class _Beside:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(following, LAST_MESSAGES_S)
         looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        for failure in await asyncio.gather(looking, return_exceptions=True):
+            if isinstance(failure, Exception):
+                raise failure
         self._look(last=True)
 
     def card(self) -> tuple[str, ...]:

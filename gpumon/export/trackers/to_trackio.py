@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import trackio
 
 from gpumon.analysis.types import Finding
@@ -13,14 +15,15 @@ _LEVELS = {"info": "info", "warning": "warn", "critical": "error"}
 
 
 def open_run(used: wire.Tracker, folder: str, name: str) -> _Run:
+    newer = {"auto_log_gpu": False} if "auto_log_gpu" in inspect.signature(trackio.init).parameters else {}
     return _Run(
         trackio.init(
             used.project,
             name=f"{used.name} gpumon",
-            group=used.group or used.name,
             space_id=used.where or None,
+            group=used.group or used.name,
             embed=False,
-            auto_log_gpu=False,
+            **newer,
         )
     )
 
@@ -33,7 +36,7 @@ class _Run:
     def log(self, figures: Figures) -> None:
         self._step = figures.step
         self._run.log({**figures.numbers, **texts(figures.answer, ())}, step=figures.step)
-        for found in figures.opened:
+        for found in figures.opened if hasattr(self._run, "alert") else ():  # in 0.5 the last row has them
             level = trackio.AlertLevel(_LEVELS[found.severity])
             self._run.alert(f"gpumon: {found.code}", about(found), level=level, step=figures.step)
 

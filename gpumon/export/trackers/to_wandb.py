@@ -17,7 +17,7 @@ from gpumon.export.trackers import about, texts
 from gpumon_agent import wire
 
 _OF_THE_TRAININGS_RUN = ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_RUN_GROUP")
-_LEVELS = {"info": wandb.AlertLevel.INFO, "warning": wandb.AlertLevel.WARN, "critical": wandb.AlertLevel.ERROR}
+_LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 _TITLE_CHARS_MAX = 63
 
 
