@@ -98,7 +98,8 @@ for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         try:
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            assert error.name.partition(".")[0] in ("torch", "prometheus_client"), found.name
+            optional = "mlflow", "opentelemetry", "prometheus_client", "tensorboard", "torch", "trackio", "wandb"
+            assert error.name.partition(".")[0] in optional, found.name
             print(found.name)
 """
 
@@ -108,7 +109,9 @@ def test_every_viewer_module_runs_on_what_is_declared_and_without_torch(without_
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         "gpumon.analysis.estimate.on_meta", "gpumon.analysis.estimate.ranks", "gpumon.cli.exporting",
-        "gpumon.demo.train", "gpumon.export.prometheus", "gpumon.host.context_probe", "gpumon.snapshots.replay_child",
+        "gpumon.demo.train", "gpumon.export.prometheus", "gpumon.export.trackers.to_mlflow",
+        "gpumon.export.trackers.to_otlp", "gpumon.export.trackers.to_tensorboard", "gpumon.export.trackers.to_trackio",
+        "gpumon.export.trackers.to_wandb", "gpumon.host.context_probe", "gpumon.snapshots.replay_child",
     ]  # fmt: skip
 
 
