@@ -17,6 +17,14 @@ AUTO = "auto"
 PATIENCE_S = 7.0
 """After the training's end, for its last messages and what trackers still write (`tracking`: 1 s and 5 s)."""
 
+_BESIDE = """
+import sys
+number, wanted, *sys.path[:] = sys.argv[1:]
+from gpumon.cli.tracking import main
+main(int(number), tuple(filter(None, wanted.split(","))))
+"""
+"""With this process's sys.path: not the current folder's, where a `wandb.py` may be the user's own."""
+
 
 @click.command(
     "run",
@@ -74,7 +82,7 @@ def _refused(refusal: launch.Refused) -> NoReturn:
 
 
 def _beside(pid: int, wanted: tuple[str, ...]) -> list[str]:
-    return [sys.executable, "-m", "gpumon.cli.tracking", str(pid), ",".join(wanted)]
+    return [sys.executable, "-c", _BESIDE, str(pid), ",".join(wanted), *sys.path]
 
 
 def _trackers(text: str) -> tuple[str, ...]:

@@ -193,7 +193,3 @@ async def _until_the_end(beside: _Beside) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, ended.set)  # nothing is ever written to it: readable is closed
     await beside.follow(ended)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), tuple(filter(None, sys.argv[2].split(","))))

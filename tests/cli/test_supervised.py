@@ -154,3 +154,16 @@ def test_a_library_that_is_not_installed_is_said_at_once(environment: dict[str, 
     assert (shown.returncode, shown.stdout) == (2, "")
     said = "trackio needs trackio, which is not installed here"
     assert shown.stderr.splitlines()[-1] == f"Error: Invalid value for --log-to: {said}"
+
+
+def test_a_file_in_the_current_folder_is_not_taken_for_a_library(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asyncio.py").write_text("raise SystemExit('the wrong asyncio')\n")
+    monkeypatch.chdir(tmp_path)
+    code = "from gpumon.cli import main; main(['run', '--summary', '-c', 'print(1)'])"
+    safe = "import sys; sys.path.remove(''); " + code  # as the script `gpumon` has no current folder
+    ended = subprocess.run(
+        [sys.executable, "-c", safe], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("1\n", NO_STEP)
