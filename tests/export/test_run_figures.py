@@ -7,6 +7,7 @@ from synthetic import GIB, MIB, Run, apply, side_by_side
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import STATES
+from gpumon.analysis.types import Finding
 from gpumon.export.run_figures import NUMBERED, Figures, RunFigures, card
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
@@ -164,6 +165,15 @@ def test_after_an_out_of_memory_the_card_says_what_explains_it() -> None:
     assert card(one.figures)[-1] == "  next      gpumon explain --last"
     assert card(one.figures)[-2].startswith("  OUT OF MEMORY: ")
     assert one.take().state == NUMBERED.index("out-of-memory")
+
+
+def test_the_card_has_eight_findings_and_counts_the_others() -> None:
+    one = followed(Run(), 5)
+    one.figures._findings = {(number,): Finding("tensor-leak", "warning", 0, f"leak {number}") for number in range(10)}
+    lines = card(one.figures)
+    assert [line for line in lines if "finding" in line][7:] == [
+        "  finding   tensor-leak: leak 7", "  and       2 more findings",
+    ]  # fmt: skip
 
 
 def test_without_a_step_there_is_no_card() -> None:
