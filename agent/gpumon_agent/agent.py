@@ -36,6 +36,7 @@ from gpumon_agent.registry import REGISTRY
 from gpumon_agent.shape_model.outlook import Followed, Outlooks
 from gpumon_agent.shape_model.verdict import expandable
 from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.trackers import TrackersUsed
 from gpumon_agent.transport import exit_reason, messages
 from gpumon_agent.transport.requests import Requests
 from gpumon_agent.transport.trainer import Transport
@@ -81,6 +82,7 @@ class Agent:
         self._progress: wire.Progress | None = None
         self._newest: deque[tuple[int, wire.NumberedEvent]] = deque(maxlen=_NEWEST)
         self._ask_pinned = protect("pinned host memory", pinned_bytes)
+        self._trackers_used = protect("trackers", TrackersUsed().changed)
         self.recorder = Recorder()
         self.governor = Governor(off=environment.value("GPUMON_GOVERNOR") == "off")
         self.guard = guard
@@ -396,6 +398,9 @@ class Agent:
             self._resident_ns = now
             self.leaks.resident_bytes = resident_bytes()
             self._pinned = self._ask_pinned()
+            used = self._trackers_used(now)
+            if used is not None:
+                self.transport.say((used,))
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
             if "transport" in guard.off:

@@ -247,6 +247,13 @@ def device_of(rank: RankFrame, index: int) -> wire.Device | None:
     return None
 
 
+def device_name(rank: RankFrame, index: int) -> str:
+    """As torch writes it: "cuda:0", "cpu"."""
+    described = device_of(rank, index)
+    kind = described.kind if described is not None else rank.hello.backend or "device"
+    return kind if kind == "cpu" else f"{kind}:{index}"
+
+
 def reading_of(host: wire.Host | None, uuid: str | None) -> wire.DeviceReading | None:
     """The driver's reading of a device, matched by UUID only."""
     if host is None or uuid is None:

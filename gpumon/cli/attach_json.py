@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ def run(
     """Prints until every rank has ended or a limit is reached. Returns the exit code."""
     wanted = [target for target in targets if rank is None or target.rank in (rank, None)]
     until = Until(once=once, steps=steps, seconds=seconds, ranks=len(wanted))
-    return print_objects(lambda: _live(wanted, readings), Objects(rank=rank), until)
+    return print_objects(lambda: live(wanted, readings), Objects(rank=rank), until)
 
 
 def run_replay(
@@ -265,7 +265,7 @@ class _Writer:
             self._error = error
 
 
-async def _live(targets: Sequence[Descriptor], readings: ReadingsOf) -> AsyncIterator[wire.Received]:
+async def live(targets: Sequence[Descriptor], readings: ReadingsOf) -> AsyncGenerator[wire.Received, None]:
     """Agents' events and host readings, until the agents have ended. Raises LinkError."""
     from gpumon import link
     from gpumon.cli.budget_sender import BudgetSender

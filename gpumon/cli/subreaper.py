@@ -61,14 +61,14 @@ def under_subreaper(argv: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *argv]
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value)
 
 
 def main(parent: int, argv: list[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(PR_SET_PDEATHSIG, PARENT_ENDED)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, PARENT_ENDED)
     if os.getppid() != parent:  # the parent ended before PDEATHSIG was set
         sys.exit(1)
     child = os.fork()
@@ -90,7 +90,7 @@ def main(parent: int, argv: list[str]) -> NoReturn:
 
 
 def become(argv: list[str]) -> NoReturn:
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
     try:
         os.execvp(argv[0], argv)

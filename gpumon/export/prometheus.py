@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import GONE, job
-from gpumon.analysis.ledger import device_of
+from gpumon.analysis.ledger import device_name
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.types import DRIVER, OWNERS, REST
 from gpumon.session.frame import Frame, RankFrame
@@ -165,13 +165,7 @@ def _rank(families: _Families, labels: tuple[str, str, str], rank: RankFrame, re
     if rank.status == "ended":
         return  # its memory has been freed
     for device in report.devices:
-        _device(families, (*labels, _name(rank, device.device)), rank, device)
-
-
-def _name(rank: RankFrame, index: int) -> str:
-    described = device_of(rank, index)
-    kind = described.kind if described is not None else rank.hello.backend or "device"
-    return kind if kind == "cpu" else f"{kind}:{index}"
+        _device(families, (*labels, device_name(rank, device.device)), rank, device)
 
 
 def _device(families: _Families, labels: tuple[str, ...], rank: RankFrame, device: DeviceReport) -> None:

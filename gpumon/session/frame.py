@@ -123,6 +123,7 @@ class RankFrame(msgspec.Struct, frozen=True):
     thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
     progress: wire.Progress | None = None  # the newest; None: no callback tells
     lost_link: str | None = None  # why its machine cannot be heard; None: it can, or the rank has ended
+    trackers: wire.Trackers | None = None  # experiment trackers that the process uses; None: none seen
 
     @property
     def label(self) -> str:

@@ -89,6 +89,7 @@ class Rank:
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
         self.snapshot: wire.Snapshot | None = None
         self.progress: wire.Progress | None = None
+        self.trackers: wire.Trackers | None = None
         self.older = PackedSteps()  # steps before those, kept by `thinned`
         self._arriving: dict[int, StepRecord] = {}  # such steps, until `thinned` follows them
         self.thinned: wire.Thinned | None = None
@@ -259,6 +260,8 @@ class Rank:
             self.snapshot = event
         elif isinstance(event, wire.Progress) and (self.progress is None or event.t_ns >= self.progress.t_ns):
             self.progress = event
+        elif isinstance(event, wire.Trackers):
+            self.trackers = event
 
     def _beat(self, event: wire.Heartbeat) -> None:
         known = self.heartbeat
@@ -456,6 +459,7 @@ class Rank:
             thinned=self.thinned,
             progress=self.progress,
             lost_link=lost_link if self.goodbye is None else None,
+            trackers=self.trackers,
         )
 
     def _open_step(self) -> StepRecord | None:

@@ -49,6 +49,8 @@ class Picture:
                 kept["snapshot",] = raw
             case wire.Progress():
                 kept["progress",] = raw
+            case wire.Trackers():
+                kept["trackers",] = raw
             case _:
                 pass  # part of the past
 

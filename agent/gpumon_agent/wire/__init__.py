@@ -94,12 +94,15 @@ from .host import DeviceReading as DeviceReading
 from .host import Host as Host
 from .host import Link as Link
 from .host import ProcessReading as ProcessReading
+from .speaking import TRACKERS_MAX as TRACKERS_MAX
 from .speaking import Clock as Clock
 from .speaking import Device as Device
 from .speaking import Heartbeat as Heartbeat
 from .speaking import Hello as Hello
 from .speaking import PartOff as PartOff
 from .speaking import Synced as Synced
+from .speaking import Tracker as Tracker
+from .speaking import Trackers as Trackers
 from .stream import ABORTED as ABORTED
 from .stream import BACKWARD as BACKWARD
 from .stream import BETWEEN as BETWEEN

@@ -9,7 +9,7 @@ from msgspec import Meta
 from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Message, Nanoseconds, Seq, Text, clean_fields
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
 from .host import Host, Link
-from .speaking import Heartbeat, Hello, Synced
+from .speaking import Heartbeat, Hello, Synced, Trackers
 from .stream import Goodbye, Ledger, Notice, Oom, Outlook, PastStep, Phase, Progress, Step, Thinned
 from .trained import Layers, Model, Module
 
@@ -64,6 +64,7 @@ Event = (
     | Thinned
     | Progress
     | Link
+    | Trackers
     | Unread
 )
 

@@ -1,4 +1,4 @@
-"""Identity and sign of life of an agent."""
+"""Identity and sign of life of an agent, and the experiment trackers that its process uses."""
 
 from typing import Annotated
 
@@ -28,6 +28,9 @@ from .base import (
     clean_argv,
     clean_fields,
 )
+from .masking import masked
+
+TRACKERS_MAX = 16  # of a process; later ones are not told
 
 Version = tuple[Annotated[int, Meta(ge=0, le=65_535)], Annotated[int, Meta(ge=0, le=65_535)]]
 
@@ -127,3 +130,30 @@ class Synced(Message, frozen=True, tag="synced"):
     """End of a snapshot: picture and history are complete; newer events come on LIVE."""
 
     seq: Seq  # of the newest event in the snapshot
+
+
+class Tracker(Message, frozen=True):
+    """One run of an experiment tracker that the training logs to. Texts are empty if the library has no such thing."""
+
+    kind: Text  # wandb | mlflow | tensorboard | trackio | otlp
+    run: Text = ""  # the library's id of the run
+    name: Text = ""
+    where: Text = ""  # tracking URI, folder or endpoint, without user and password
+    project: Text = ""
+    group: Text = ""
+    entity: Text = ""
+    mode: Text = ""  # W&B's: online | offline
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "kind", "run", "name", "project", "group", "entity", "mode")
+        msgspec.structs.force_setattr(self, "where", clean(next(masked((self.where,))), TEXT_CHARS_MAX))
+
+
+class Trackers(Message, frozen=True, tag="trackers"):
+    """All that the process has used so far. A newer one replaces the older."""
+
+    folder: Text  # the process's current one, to which relative paths refer
+    used: Annotated[tuple[Tracker, ...], Meta(max_length=TRACKERS_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "folder", limit=TEXT_CHARS_MAX)

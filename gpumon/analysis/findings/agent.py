@@ -50,6 +50,7 @@ MISSING = {
     "snapshots": "memory snapshots that the script takes may show stacks that the agent kept",
     "step": "steps that the training code marks are not counted",
     "traceback": "an exception in the model's forward shows a frame of torch's hooks",
+    "trackers": "`gpumon run --log-to` does not know which tracker the training uses",
     "transport": "no viewer gets anything from this process",
     "updates by hand": "parameters that are updated without an optimizer are not noticed",
     "watch": "models given to watch() from now on are not watched",
