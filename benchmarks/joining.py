@@ -39,7 +39,10 @@ class Slow(torch.utils.data.IterableDataset):
 steps, pause_s, how = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "sleeps"
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-batches = iter(torch.utils.data.DataLoader(Slow(), batch_size=None, num_workers=1)) if how == "loads" else None
+batches = None
+if how == "loads":
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    batches = iter(loader)
 if "RANK" in os.environ:
     torch.distributed.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(model)

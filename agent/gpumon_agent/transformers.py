@@ -17,6 +17,7 @@ if find_spec("transformers") is None:
 
 from transformers import TrainerCallback
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.loop import TRAIN, VALIDATE, Loop, Where
 
 
@@ -70,5 +71,6 @@ def _count(loader: Any) -> int | None:
     """An iterable data set has no length."""
     try:
         return len(loader)
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import psutil
 
+import gpumon
 from gpumon import link
 from gpumon.cli.progress import working
 from gpumon.host import debugger
@@ -47,6 +48,10 @@ else:
 """
 
 
+_NOTHING = Path(gpumon.__file__).with_name("py.typed")
+"""An empty file that stays."""
+
+
 class Failed(Exception):
     """One sentence: why the process was not changed."""
 
@@ -71,10 +76,14 @@ def _has_torch(pid: int) -> bool:
 def call(pid: int, function: str) -> str:
     """Calls `function` of gpumon_agent.shim.joining there. Empty, or why nothing was done. Raises Failed."""
     with tempfile.TemporaryDirectory(prefix="attach-", dir=_private()) as folder, working(f"waiting for process {pid}"):
-        answer, script = Path(folder, "answer"), Path(folder, "script.py")
+        answer, script, first = (Path(folder, name) for name in ("answer", "script.py", "first.py"))
         script.write_text(_SCRIPT.format(function=function, answer=str(answer)))
+        code = _IN_MAIN.format(path=str(script))
+        first.write_text(code)
         try:
-            debugger.queue(pid, _IN_MAIN.format(path=str(script)))
+            remotely = debugger.remotely(pid, first)
+            if not remotely:
+                debugger.queue(pid, code)
         except debugger.Refused as error:
             raise Failed(str(error)) from None
         for _ in _until(time.monotonic() + ANSWERS_IN_S):
@@ -82,6 +91,9 @@ def call(pid: int, function: str) -> str:
                 return answer.read_text()
             if not psutil.pid_exists(pid):
                 raise Failed(f"process {pid} has ended")
+        if remotely:  # Python would print that the file is gone
+            with contextlib.suppress(debugger.Refused):
+                debugger.remotely(pid, _NOTHING)
         raise Failed(
             f"the main thread of process {pid} has run no Python for {ANSWERS_IN_S:.0f} s: it waits in C code, "
             "so nothing was changed; try again later"

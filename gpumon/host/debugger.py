@@ -1,6 +1,9 @@
-"""Has a running Python process run a piece of code, by gdb or lldb.
+"""Has a running Python process run a piece of code: by `sys.remote_exec` (Python 3.14, PEP 768), or by gdb or lldb.
 
-The debugger stops the process (gdb for some tenths of a second, lldb for some seconds) and calls two functions in it:
+`sys.remote_exec` writes a path into the process, whose main thread runs that file when it next looks for signals. It
+must be called by the same version of Python: by the process's own program.
+
+A debugger stops the process (gdb for some tenths of a second, lldb for some seconds) and calls two functions in it:
 mmap, for a page that holds the code, and `Py_AddPendingCall` (Python/ceval_gil.c), which queues it. The interpreter
 runs it in the main thread, between two instructions, as it runs signal handlers: so no lock of the interpreter is held,
 and nothing runs while C code blocks. Neither function waits for a lock that the stopped thread may hold, except the
@@ -20,8 +23,32 @@ PAGE_BYTES = 4096
 _LIBRARIES = ("libpython", "libc.so", "libc-")
 
 
+_REMOTE = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+REMOTE_SINCE = 14  # of Python 3
+
+
 class Refused(Exception):
     """The process cannot be reached. One sentence: why, and what to do."""
+
+
+def remotely(pid: int, script: Path) -> bool:
+    """Has the process run a file by `sys.remote_exec`, in the place of one that waits still. It must not raise: that
+    would be printed. False: its Python is older. Raises Refused.
+    """
+    try:
+        program = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        program = Path()
+    version = re.fullmatch(r"python3\.(\d+)t?", program.name)
+    if version is None or int(version[1]) < REMOTE_SINCE:
+        return False
+    _check(pid)
+    command = [f"/proc/{pid}/exe", "-I", "-S", "-c", _REMOTE, str(pid), str(script)]
+    asked = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if asked.returncode:
+        said = asked.stderr.strip().rpartition("\n")[2]
+        raise Refused(f"process {pid} refuses sys.remote_exec: {said}" if said else f"process {pid} refuses")
+    return True
 
 
 def queue(pid: int, code: str) -> None:

@@ -179,6 +179,20 @@ def test_without_torch_or_gdb_it_says_so(home: Path) -> None:
         assert "there is no gdb here: install it (apt install gdb)" in done.stderr
 
 
+def test_from_python_3_14_on_the_process_is_asked_itself(tmp_path: Path) -> None:
+    script = tmp_path / "said.py"
+    script.write_text("print('said', flush=True)")
+    with running("import time\nprint(1, flush=True)\nwhile True: time.sleep(0.01)") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        asked = debugger.remotely(process.pid, script)
+        assert asked == (sys.version_info >= (3, 14))
+        assert not asked or process.stdout.readline() == "said\n"
+    with subprocess.Popen(["/bin/sleep", "9"]) as other:  # a program that is not Python is not started again
+        assert not debugger.remotely(other.pid, script)
+        other.kill()
+
+
 @pytest.mark.skipif(shutil.which("lldb") is None, reason="there is no lldb")
 def test_lldb_does_it_where_there_is_no_gdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lldb = shutil.which("lldb")
