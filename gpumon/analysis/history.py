@@ -149,9 +149,9 @@ def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
     return total * max(sizes) // sum(sizes) if any(sizes) else total
 
 
-def higher(known: HighestStep | None, step: int, seen: Looked) -> HighestStep | None:
-    """The highest peak so far, including this step; the first of equals."""
-    return HighestStep(step, seen.highest) if seen.highest > (known.allocated if known is not None else 0) else known
+def higher(known: HighestStep | None, step: int, peak: int) -> HighestStep | None:
+    """The highest peak so far, including this step; the first of equals. `peak`: 0 or less if none was read."""
+    return HighestStep(step, peak) if peak > (known.allocated if known is not None else 0) else known
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:

@@ -191,9 +191,11 @@ def _last_sign_ns(rank: RankFrame) -> int:
 
 
 def _newest(rank: RankFrame) -> int | None:
-    if rank.steps:
-        return rank.steps[-1].step
-    return None
+    """The last step it has completed: of those that are read, or before the running one of its last heartbeat."""
+    read = rank.steps[-1].step if rank.steps else -1
+    running = rank.heartbeat.step if rank.heartbeat is not None else 0
+    newest = max(read, running - 1)
+    return newest if newest >= 0 else None
 
 
 def _order(standing: RankStatus) -> tuple[str, int, bool]:

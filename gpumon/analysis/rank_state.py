@@ -132,7 +132,7 @@ class DeviceState(msgspec.Struct):
         for peaks, _ in figures:
             self.batches.observe(peaks)
         for (record, _), each in zip(steps, seen, strict=True):
-            self.highest = higher(self.highest, record.step, each)
+            self.highest = higher(self.highest, record.step, each.highest)
         for (record, _), each in zip(steps, seen, strict=True):
             self.standing.observe(record, self.index, each)
         for (record, _), each in zip(steps, seen, strict=True):
@@ -264,6 +264,10 @@ class RankState(msgspec.Struct):
         for record in steps:
             for index in record.devices():
                 by_device.setdefault(index, []).append((record, record.on(index)))
+            if record.closed is not None and not record.phases and record.closed.quiet_peaks:  # the end of a run
+                for quiet in record.closed.quiet_peaks:
+                    device = self._device(quiet.device)
+                    device.highest = higher(device.highest, record.step, quiet.allocated_peak or 0)
         for index, found in by_device.items():
             self._device(index).observe(found, self.owned.get(index), forecast=forecast, sparsely=sparsely)
 

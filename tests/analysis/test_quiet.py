@@ -26,7 +26,7 @@ def record(
 
 def test_the_highest_peak_so_far_may_be_of_a_quiet_step() -> None:
     seen = record(50, 10 * MIB, quiet=40, peak=99 * MIB)
-    found = higher(None, 50, look(seen, seen.phases))
+    found = higher(None, 50, look(seen, seen.phases).highest)
     assert found is not None
     assert found.allocated == 99 * MIB
 

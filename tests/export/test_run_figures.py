@@ -7,7 +7,7 @@ from synthetic import GIB, MIB, Run, apply, side_by_side
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import STATES
-from gpumon.analysis.types import Finding
+from gpumon.analysis.types import Finding, HighestStep
 from gpumon.export.run_figures import NUMBERED, Figures, RunFigures, card
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
@@ -80,6 +80,8 @@ def test_the_peak_of_a_runs_last_quiet_steps_counts() -> None:
     taken = one.take()
     assert (taken.step, taken.numbers["gpumon/peak_bytes"]) == (30, 3 * GIB)
     assert "  peak      3.00 GiB in or shortly before step 30 (cuda:0)" in card(one.figures)
+    (report,) = Reporter().report(one.store.frame(run.unix_ns(31)))
+    assert report.devices[0].highest == HighestStep(30, 3 * GIB)
 
 
 def test_what_is_not_known_is_absent() -> None:

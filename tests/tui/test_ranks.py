@@ -102,6 +102,12 @@ def test_each_rank_is_told_as_what_it_is() -> None:
     assert rows[3].behind == 40
 
 
+def test_a_rank_with_many_quiet_steps_is_not_late() -> None:
+    """Its newest step that was read is long ago, but its heartbeat names the running one."""
+    frame = frame_of([rank(0, 2), rank(1, 2, last=60).beat(100)])
+    assert [(each.state, each.behind) for each in job(frame, [10.0, 10.0]).ranks] == [("live", 0), ("live", 1)]
+
+
 def test_a_wide_terminal_has_the_peaks_of_160_steps() -> None:
     """As many as fit beside the labels on a full screen; each is kept for every rank."""
     page = page_of([rank(number, 2, steps=250, last=250) for number in range(2)])
