@@ -250,8 +250,7 @@ def device_of(rank: RankFrame, index: int) -> wire.Device | None:
 def device_name(rank: RankFrame, index: int) -> str:
     """As torch writes it: "cuda:0", "cpu"."""
     described = device_of(rank, index)
-    kind = described.kind if described is not None else rank.hello.backend or "device"
-    return kind if kind == "cpu" else f"{kind}:{index}"
+    return described.label if described is not None else wire.device_label(rank.hello.backend or "device", index)
 
 
 def reading_of(host: wire.Host | None, uuid: str | None) -> wire.DeviceReading | None:

@@ -118,7 +118,7 @@ def _devices(one: Glance) -> list[str]:
         return []
     watched = one.heartbeat.devices if one.heartbeat else ()
     devices = [d for d in one.hello.devices if d.index in watched or not watched]
-    return [d.kind if d.kind == "cpu" else f"{d.kind}:{d.index}" for d in devices] or [one.hello.backend or "-"]
+    return [device.label for device in devices] or [one.hello.backend or "-"]
 
 
 def _status(one: Glance) -> str:

@@ -116,9 +116,7 @@ def reading_of(view: View) -> wire.DeviceReading | None:
 
 def device_name(device: wire.Device | None) -> str:
     """As cuda:0 or cpu."""
-    if device is None:
-        return "device"
-    return device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
+    return "device" if device is None else device.label
 
 
 def newest_step(rank: RankFrame) -> int | None:

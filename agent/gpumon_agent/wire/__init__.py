@@ -103,6 +103,7 @@ from .speaking import PartOff as PartOff
 from .speaking import Synced as Synced
 from .speaking import Tracker as Tracker
 from .speaking import Trackers as Trackers
+from .speaking import device_label as device_label
 from .stream import ABORTED as ABORTED
 from .stream import BACKWARD as BACKWARD
 from .stream import BETWEEN as BETWEEN

@@ -54,6 +54,15 @@ class Device(Message, frozen=True):
     def __post_init__(self) -> None:
         clean_fields(self, "uuid", "name", "kind")
 
+    @property
+    def label(self) -> str:
+        """As torch writes it: "cuda:0", "cpu"."""
+        return device_label(self.kind, self.index)
+
+
+def device_label(kind: str, index: int) -> str:
+    return kind if kind == "cpu" else f"{kind}:{index}"
+
 
 class Hello(Message, frozen=True, tag="hello"):
     """The agent's process. The first event a viewer gets."""

@@ -13,7 +13,7 @@ from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.units import NOT_KNOWN, duration
 from gpumon.session.frame import Frame, RankFrame
 from gpumon.tui.feed import ProcessFacts
-from gpumon.tui.view import device_name, newest_read, newest_step
+from gpumon.tui.view import newest_read, newest_step
 from gpumon_agent import wire
 
 Key = tuple[str | int | None, ...]
@@ -102,7 +102,7 @@ def _row(job: str, rank: RankFrame, report: RankReport | None, device: DeviceRep
         head=False,
         source=rank.source,
         device=device.device if device else None,
-        device_name=device_name(described) if described else "",
+        device_name=described.label if described else "",
         peak=device.peak.allocated if device and device.peak else None,
         reserved=reserved,
         used=device.device_used if device else None,

@@ -12,7 +12,7 @@ from gpumon.analysis.ledger import device_of
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import View, device_name
+from gpumon.tui.view import View
 
 HEAT_STEPS = 160
 """The most steps of a heat strip."""
@@ -152,7 +152,7 @@ def _row(standing: RankStatus, rank: RankFrame, report: RankReport | None, devic
         behind=standing.behind,
         pid=rank.hello.pid,
         host=rank.hello.host,
-        name=device_name(described) if described else "",
+        name=described.label if described else "",
         step=rank.steps[-1].step if rank.steps else rank.heartbeat.step if rank.heartbeat else None,
         step_s=1 / pace if pace else None,
         peak=device.peak.allocated if device and device.peak else None,
