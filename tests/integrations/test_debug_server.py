@@ -13,12 +13,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from library_examples import EXAMPLES, changed_lines
+from packaging.version import Version
 
 from gpumon_agent.units import torch_size
 
@@ -26,8 +28,8 @@ pytestmark = pytest.mark.integration
 for library in ("torch", "jinja2", "tabulate", "aiohttp"):
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed", allow_module_level=True)
-if find_spec("torch.distributed.debug._debug_handlers") is None:
-    pytest.skip("torch's debug server takes no handlers", allow_module_level=True)
+if Version(metadata.version("torch")) < Version("2.12"):
+    pytest.skip("torch has no debug server that takes handlers", allow_module_level=True)
 
 HANG_S = 300
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
@@ -296,3 +298,39 @@ def test_a_torch_that_does_not_fit_gives_one_sentence() -> None:
     assert changed.startswith(needs)
     assert changed.endswith("does not fit (fetch_all: got an unexpected keyword argument 'timeout')")
     assert int(handlers) > 5
+
+
+PURE = """
+import json
+from gpumon_agent.debug_server.figures import DeviceFigures, RankFigures
+from gpumon_agent.debug_server.page import nearest, read, rows
+
+GiB = 1 << 30
+
+def rank(number, **figures):
+    device = {"device": "cuda:0", "limit": 40 * GiB, **figures}
+    return read(number, "http://node7:1/handler/gpumon?", 200, json.dumps({"agent": "1", "devices": [device]}))
+
+several = [rank(0, peak=38 * GiB, headroom=3 * GiB), rank(1, peak=20 * GiB, headroom=-2 * GiB, verdict="oom-ahead")]
+print(nearest(several).sentence)
+print(rows(several, nearest(several))[1].cells[-2:], rows(several, nearest(several))[1].nearest)
+print(nearest([*several, rank(2, peak=37 * GiB)]).sentence)
+print(nearest([rank(0)]))
+for answer in ("{", "[]", json.dumps({"agent": "1", "step": "12"}), json.dumps({"agent": "1", "phase": "x" * 9999})):
+    print(read(3, "http://node7:1/handler/gpumon?", 200, answer).problem)
+print(read(3, "", 408, "a\\x1bb" * 999).problem[:30])
+"""
+
+
+def test_the_nearest_rank_and_answers_that_cannot_be_read() -> None:
+    done = subprocess.run([sys.executable, "-c", PURE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        "Rank 1 (cuda:0) is closest to its limit: -2.00 GiB headroom.",
+        "('-2.00 GiB', 'oom-ahead') True",
+        "Rank 0 (cuda:0) is closest to its limit: 2.00 GiB between its highest peak and its limit.",
+        "None",
+    ]
+    assert all(line.startswith("its answer cannot be read: ") for line in lines[4:8])
+    assert lines[8].startswith("did not answer (408): a\N{REPLACEMENT CHARACTER}b")
