@@ -56,7 +56,24 @@ def hostile(request, response):
     response.set_content(json.dumps({{"agent": "1", "devices": [device], "notes": [{HOSTILE!r}]}}), "text/plain")
     response.set_status(200)
 
+def make(device):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 8)).to(device)
+    return model, torch.optim.AdamW(model.parameters())
+
+def train(model, optimizer, device, steps, batch):
+    for _ in range(steps):
+        model(torch.randn(batch, 64, device=device)).sum().backward()
+        optimizer.step()
+        allocated = torch.cuda.memory_allocated(device)  # as this phase ended
+        optimizer.zero_grad()
+    return allocated
+
 def main():
+    device = torch.device("cuda", rank % 2)
+    if rank == 1:  # its agent has figures before the page begins
+        model = make(device)
+        gpumon_agent.watch(*model)
+        train(*model, device, 1, 1024)
     dist.init_process_group("gloo")
     handlers = gpumon_agent.debug_server.handlers() if rank < 2 else None
     debug.start_debug_server(
@@ -67,14 +84,7 @@ def main():
         gpumon_agent.debug_server.handlers()  # once more: the page of a server that is started again
         (folder / f"begun{{rank}}").touch()
         wait_for("train")
-        device = torch.device("cuda", rank)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 8)).to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(12):
-            model(torch.randn(64 << rank, 64, device=device)).sum().backward()
-            optimizer.step()
-            allocated = torch.cuda.memory_allocated(device)  # as this phase ended
-            optimizer.zero_grad()
+        allocated = train(*(model if rank else make(device)), device, 12, 64)
         figures = gpumon_agent.figures()
         (folder / f"figures{{rank}}.tmp").write_text(json.dumps([debug._WORKER_SERVER.port, figures, allocated]))
         (folder / f"figures{{rank}}.tmp").rename(folder / f"figures{{rank}}")
@@ -189,7 +199,8 @@ def test_the_page_has_each_ranks_own_figures_or_says_why_not(virtual_gpu: Callab
 
         all_wrote("begun", range(2))
         begun = Table(page(port))
-        assert [row[2:] for row in begun.rows[1:3]] == [NO_AGENT] * 2
+        assert begun.rows[1][2:] == NO_AGENT
+        assert begun.by_name(1)["highest"].endswith(" MiB")
 
         (tmp_path / "train").touch()
         all_wrote("figures", range(2))
@@ -204,15 +215,15 @@ def test_the_page_has_each_ranks_own_figures_or_says_why_not(virtual_gpu: Callab
             (device,) = told["devices"]
             assert {f"gpumon/{name}_bytes": device[name] for name in FIGURES} == figures
             assert device["allocated"] == allocated
-            assert told["step"] == 12
+            assert told["step"] == 12 + rank
             row = table.by_name(rank)
             shown = [row[name] for name in ("forward", "backward", "optimizer", "highest", "reserved", "next peak")]
             assert shown == [torch_size(figures[f"gpumon/{name}_bytes"]) for name in FIGURES]
             assert row["allocated"] == torch_size(allocated)
-            assert (row["device"].split()[0], row["step"], row["headroom"]) == (f"cuda:{rank}", "12", "-")
+            assert (row["device"].split()[0], row["step"], row["headroom"]) == (f"cuda:{rank}", str(12 + rank), "-")
             assert device["limit"] > 1 << 30
             assert row["limit"] == torch_size(device["limit"])
-        room = device["limit"] - device["peak"]  # of rank 1, which has the larger batch
+        room = device["limit"] - device["peak"]  # of rank 1, which began with a larger batch
         assert f"Rank 1 (cuda:1) is closest to its limit: {torch_size(room)} between" in text
         assert text.count('class="nearest"') == 1
         assert table.rows[3][2:] == ["gpumon_agent.debug_server.handlers() was not called in this rank"]

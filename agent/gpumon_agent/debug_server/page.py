@@ -34,8 +34,9 @@ TEMPLATE = """
   .gpumon { overflow-x: auto; }
   .gpumon table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
   .gpumon th, .gpumon td { padding: 4px 10px; border-bottom: 1px solid #8884; text-align: left; white-space: nowrap; }
+  .gpumon td:last-child { white-space: normal; min-width: 14em; }
   .gpumon .bytes { text-align: right; }
-  .gpumon .problem { color: #a4400a; white-space: normal; }
+  .gpumon .problem { color: #a4400a; }
   .gpumon .nearest { background: #ffe9b8; }
   @media (prefers-color-scheme: dark) {
     body { color: #d7dce0; background: #14181c; }
@@ -66,7 +67,7 @@ NOTES = (
     "forward, backward, optimizer: the highest allocated in these phases, in steps that were read; highest: in any "
     "phase and step, since handlers() was called. allocated, reserved: as the newest phase that was read ended. limit: "
     "the device's total, or the share of it that the process allows itself. next peak, headroom: the newest outlook's; "
-    "headroom is known once a viewer has told the agent what the device has free. -: not known."
+    "headroom is known once a viewer has told the agent what the device has free. A dash: not known."
 )
 
 
