@@ -1,6 +1,6 @@
 """DistributedDataParallel with torch's debug server: `torchrun --nproc-per-node 2 examples/debug_server.py`.
 
-The marked line gives its page of gpumon's figures: http://localhost:25999/gpumon. On GPUs with --backend nccl.
+The marked line adds a page of gpumon's figures: http://localhost:25999/gpumon. On GPUs: `--backend nccl`.
 """
 
 import argparse
@@ -20,6 +20,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--port", type=int, default=25999)
+    parser.add_argument("--dump-dir", help="of a text file every minute")
     parser.add_argument("--steps", type=int, default=1200)
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
@@ -27,7 +28,13 @@ def main():
     if args.backend == "nccl":
         torch.cuda.set_device(device)
     dist.init_process_group(args.backend)
-    start_debug_server(args.port, start_method="spawn", handlers=gpumon_agent.debug_server.handlers())  # the one line
+    start_debug_server(
+        args.port,
+        start_method="spawn",
+        dump_dir=args.dump_dir,
+        enabled_dumps={"stacks", "gpumon"},
+        handlers=gpumon_agent.debug_server.handlers(),  # the one line
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10)).to(device)
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
