@@ -34,10 +34,10 @@ if Version(metadata.version("torch")) < Version("2.12"):
 HANG_S = 300
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
 NO_AGENT = ["no agent in this process: not begun, or stopped"]
-FIGURES = ("forward_peak", "backward_peak", "optimizer_peak", "peak", "reserved", "next_peak")
+FIGURES = ("forward_peak", "backward_peak", "optimizer_peak", "peak", "reserved", "next_peak", "headroom")
 
 RANK = f"""
-import json, os, sys, time
+import contextlib, json, os, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch._C._distributed_c10d import _register_handler
@@ -84,7 +84,12 @@ def main():
         gpumon_agent.debug_server.handlers()  # once more: the page of a server that is started again
         (folder / f"begun{{rank}}").touch()
         wait_for("train")
-        allocated = train(*(model if rank else make(device)), device, 12, 64)
+        if rank == 0:
+            model = make(device)
+            train(*model, device, 1, 64)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(4 << 30, dtype=torch.uint8, device=device)
+        allocated = train(*model, device, 12, 64)
         figures = gpumon_agent.figures()
         (folder / f"figures{{rank}}.tmp").write_text(json.dumps([debug._WORKER_SERVER.port, figures, allocated]))
         (folder / f"figures{{rank}}.tmp").rename(folder / f"figures{{rank}}")
@@ -213,16 +218,23 @@ def test_the_page_has_each_ranks_own_figures_or_says_why_not(virtual_gpu: Callab
             with urllib.request.urlopen(request, timeout=HANG_S) as answer:
                 told = json.loads(answer.read())
             (device,) = told["devices"]
-            assert {f"gpumon/{name}_bytes": device[name] for name in FIGURES} == figures
+            assert {f"gpumon/{name}_bytes": device[name] for name in FIGURES if device[name] is not None} == figures
             assert device["allocated"] == allocated
-            assert told["step"] == 12 + rank
+            assert told["step"] == 13
             row = table.by_name(rank)
-            shown = [row[name] for name in ("forward", "backward", "optimizer", "highest", "reserved", "next peak")]
-            assert shown == [torch_size(figures[f"gpumon/{name}_bytes"]) for name in FIGURES]
+            shown = [
+                row[name]
+                for name in ("forward", "backward", "optimizer", "highest", "reserved", "next peak", "headroom")
+            ]
+            names = [f"gpumon/{name}_bytes" for name in FIGURES]
+            assert shown == [torch_size(figures[name]) if name in figures else "-" for name in names]
             assert row["allocated"] == torch_size(allocated)
-            assert (row["device"].split()[0], row["step"], row["headroom"]) == (f"cuda:{rank}", str(12 + rank), "-")
+            assert (row["device"].split()[0], row["step"]) == (f"cuda:{rank}", "13")
             assert device["limit"] > 1 << 30
             assert row["limit"] == torch_size(device["limit"])
+            assert ("headroom" in str(figures)) == (rank == 0)  # its out-of-memory told what the process can have
+            out_of_memory = "out of memory at step 0 in between, device 0: 4.00 GiB requested"
+            assert row["state"] == ("fits" if rank else f"fits; {out_of_memory}")
         room = device["limit"] - device["peak"]  # of rank 1, which began with a larger batch
         assert f"Rank 1 (cuda:1) is closest to its limit: {torch_size(room)} between" in text
         assert text.count('class="nearest"') == 1
