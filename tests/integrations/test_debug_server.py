@@ -153,19 +153,15 @@ class Table(HTMLParser):
 
 
 def fetched(port: int) -> str:
-    with urllib.request.urlopen(f"http://localhost:{port}/gpumon", timeout=HANG_S) as answer:
-        return answer.read().decode("ascii")
-
-
-def page(port: int) -> str:
-    """As soon as the server's process listens."""
-
-    def attempt() -> str:
-        with contextlib.suppress(urllib.error.URLError):
-            return fetched(port)
+    """The page; empty while the server's process does not listen yet."""
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/gpumon", timeout=HANG_S) as answer:
+            text: str = answer.read().decode("ascii")
+            return text
+    except urllib.error.HTTPError:
+        raise
+    except urllib.error.URLError:
         return ""
-
-    return wait_for(attempt)
 
 
 def environment(virtual_gpu: Callable[..., Any], runtime: Path) -> dict[str, str]:
@@ -203,7 +199,7 @@ def test_the_page_has_each_ranks_own_figures_or_says_why_not(virtual_gpu: Callab
             wait_for(attempt)
 
         all_wrote("begun", range(2))
-        begun = Table(page(port))
+        begun = Table(wait_for(lambda: fetched(port)))
         assert begun.rows[1][2:] == NO_AGENT
         assert begun.by_name(1)["highest"].endswith(" MiB")
 
@@ -279,8 +275,8 @@ def test_the_example_whose_server_is_spawned(virtual_gpu: Callable[..., Any], tm
 
             def trained() -> bool:
                 assert job.poll() is None, printed.read_text()
-                rows = Table(page(port)).rows[1:]
-                return all(len(row) > 3 and row[3] not in ("-", "0") for row in rows)
+                rows = Table(fetched(port)).rows[1:]
+                return len(rows) == 2 and all(len(row) > 3 and row[3] not in ("-", "0") for row in rows)
 
             wait_for(trained)
         finally:
