@@ -43,6 +43,7 @@ import torch, torch.distributed as dist
 from torch._C._distributed_c10d import _register_handler
 from torch.distributed import debug
 import gpumon_agent, gpumon_agent.debug_server
+from gpumon_agent.guard import protect
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
 rank = int(os.environ["RANK"])
@@ -89,6 +90,9 @@ def main():
             train(*model, device, 1, 64)
             with contextlib.suppress(torch.OutOfMemoryError):
                 torch.empty(4 << 30, dtype=torch.uint8, device=device)
+        else:
+            for _ in range(5):
+                protect("cost", lambda: {{}}["x" * 9999])()  # too often: the part is switched off
         allocated = train(*model, device, 12, 64)
         figures = gpumon_agent.figures()
         (folder / f"figures{{rank}}.tmp").write_text(json.dumps([debug._WORKER_SERVER.port, figures, allocated]))
@@ -230,7 +234,8 @@ def test_the_page_has_each_ranks_own_figures_or_says_why_not(virtual_gpu: Callab
             assert row["limit"] == torch_size(device["limit"])
             assert ("headroom" in str(figures)) == (rank == 0)  # its out-of-memory told what the process can have
             out_of_memory = "out of memory at step 0 in between, device 0: 4.00 GiB requested"
-            assert row["state"] == ("fits" if rank else f"fits; {out_of_memory}")
+            switched_off = "cost is switched off: KeyError: 'xxx"
+            assert row["state"].startswith(f"fits; {switched_off if rank else out_of_memory}")
         room = device["limit"] - device["peak"]  # of rank 1, which began with a larger batch
         assert f"Rank 1 (cuda:1) is closest to its limit: {torch_size(room)} between" in text
         assert text.count('class="nearest"') == 1

@@ -18,7 +18,7 @@ from gpumon_agent._version import __version__
 from gpumon_agent.logged import PEAK, Logged, Seen
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.units import torch_size
-from gpumon_agent.wire.base import Bytes, Few, SignedBytes, StepNumber, Text
+from gpumon_agent.wire.base import TEXT_CHARS_MAX, Bytes, Few, SignedBytes, StepNumber, Text
 
 ENDPOINT = "gpumon"
 
@@ -75,7 +75,10 @@ def _rank(figures: Logged) -> RankFigures:
         ),
         notes=(
             *_out_of_memory(seen),
-            *(f"{off.part} is switched off: {off.error}" for off in agent.guard.off.copy().values()),
+            *(
+                wire.clean(f"{off.part} is switched off: {off.error}", TEXT_CHARS_MAX)
+                for off in agent.guard.off.copy().values()
+            ),
         ),
     )
 
