@@ -517,7 +517,7 @@ class Agent:
         for _, index, where in self.phases.readers or ():
             window = self.devices.window(where)
             if window is not None:
-                logged.reads(index, *window)
+                logged.device(index).reads(*window)
 
     def _state(self) -> messages.State:
         """What heartbeats repeat."""

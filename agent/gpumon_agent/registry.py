@@ -49,6 +49,8 @@ class Registry:
         """source_lines: place → its line as it is sent"""
         self.loop: Any = None
         """loop.Loop of the user's own loop, once it calls `progress` or `figures`"""
+        self.debug_figures: Any = None
+        """logged.Logged behind the page of torch's debug server"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()
 

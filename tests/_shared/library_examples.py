@@ -21,6 +21,7 @@ PEAKS = {f"gpumon/{name}_bytes" for name in ("peak", "forward_peak", "backward_p
 _OURS = (
     (r"^import gpumon_agent.*\n", ""),
     (r", \*\*gpumon_agent\.figures\(\)", ""),
+    (r"^ +handlers=gpumon_agent\.debug_server\.handlers\(\),.*\n", ""),
     (r"gpumon_agent\.\w+\.Callback\(\), ", ""),  # beside another callback
     (r"^ +callbacks=\[gpumon_agent\.\w+\.Callback\(\)\],.*\n", ""),
     (r"^ +figures = gpumon_agent.*\n.*figures.items.*\n", ""),

@@ -93,8 +93,8 @@ def run(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 OPTIONAL = (
-    "torch", "prometheus_client", "keras", "lightning", "transformers", "mlflow", "opentelemetry", "tensorboard",
-    "trackio", "wandb",
+    "torch", "prometheus_client", "keras", "lightning", "transformers", "mlflow", "opentelemetry", "tabulate",
+    "tensorboard", "trackio", "wandb",
 )  # fmt: skip
 package = importlib.import_module(sys.argv[1])
 for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
