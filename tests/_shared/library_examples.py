@@ -23,7 +23,7 @@ _OURS = (
     (r", \*\*gpumon_agent\.figures\(\)", ""),
     (r"gpumon_agent\.\w+\.Callback\(\), ", ""),  # beside another callback
     (r"^ +callbacks=\[gpumon_agent\.\w+\.Callback\(\)\],.*\n", ""),
-    (r"^ +figures = gpumon_agent.*\n.*figures.items.*\n", ""),
+    (r"^ +engine\.monitor\.write_events.*gpumon_agent\.figures\(\)\.items\(\).*\n", ""),
 )
 
 
