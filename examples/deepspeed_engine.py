@@ -27,12 +27,12 @@ config = {
     "csv_monitor": {"enabled": True, "output_path": "logs", "job_name": "example"},
 }
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-for step in range(12):
-    x = torch.randn(16, 64, device=engine.device)
-    loss = engine(x).pow(2).mean()
-    engine.backward(loss)
-    engine.step()
-    if step % 4 == 3:
-        print(engine.global_samples, loss.item())
-        engine.monitor.write_events([(*figure, engine.global_samples) for figure in gpumon_agent.figures().items()])
+for epoch in range(3):
+    for _ in range(4):
+        x = torch.randn(16, 64, device=engine.device)
+        loss = engine(x).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+    print(epoch, loss.item())
+    engine.monitor.write_events([(*figure, engine.global_samples) for figure in gpumon_agent.figures().items()])
 torch.distributed.destroy_process_group()

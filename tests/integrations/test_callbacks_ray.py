@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 if find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)
 
-REPORT = re.compile(r"\{'loss': .*?\}")
+REPORT = re.compile(r"\{'epoch': .*?\}")
 QUICKLY = {  # each of Ray's actors is a Python that imports torch, and it starts one after the other
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # between two looks at the worker; else 2 s
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -32,6 +32,7 @@ def test_the_worker(virtual_gpu: Callable[..., Any], tmp_path: Path, monkeypatch
     run = watched(text, virtual_gpu, tmp_path / "run")
     assert run.steps == 12
     assert [run.phases[name] for name in ("forward", "backward", "optimizer")] == [12] * 3
+    assert run.progress[0] == (None, None, 0, None, None)
     reports = REPORT.findall(run.output)
     assert sum("'gpumon/backward_peak_bytes': " in each for each in reports) >= 3
 
