@@ -28,15 +28,16 @@ def test_of_each_name_the_innermost_counts() -> None:
 
 
 def test_a_variable_of_a_closure_counts() -> None:
-    epoch = 3
+    def made(number: int) -> Callable[[], tuple[Position, int]]:
+        epoch = number
 
-    def step() -> Position:
-        return of_callers()
+        def one_batch() -> tuple[Position, int]:
+            return of_callers(), epoch
 
-    def one_batch() -> tuple[Position, int]:
-        return step(), epoch
+        assert of_callers() == Position(epoch=number)
+        return one_batch
 
-    assert one_batch() == (Position(epoch=3), 3)
+    assert made(3)() == (Position(epoch=3), 3)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, -1, 1 << 53, torch.ones((), dtype=torch.int64)], ids=repr)
