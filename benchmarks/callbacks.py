@@ -1,4 +1,6 @@
-"""What a callback adds to a batch that sends nothing: `python benchmarks/callbacks.py`. Needs the libraries; CPU only.
+"""What a callback adds to a batch that sends nothing, and what reading a loop's variables costs.
+
+`python benchmarks/callbacks.py`: of the libraries what is installed; CPU only.
 
 Each hook is called in a row, so with warm caches. The agent runs; one batch in a second also sends a message, and one
 in `log_every_n_steps` (`logging_steps`) reads figures: both are timed by themselves.
@@ -75,6 +77,23 @@ def keras() -> tuple[Any, Callable[[], object]]:
     return callback, lambda: callback.on_train_batch_begin(0)
 
 
+def variables(frames: int) -> float:
+    """Of reading a loop's `epoch` and `batch_idx`, of which the first is so many functions further out."""
+    from gpumon_agent.attribution.loop_variables import of_callers
+
+    def within(left: int) -> float:
+        if left:
+            return within(left - 1)
+        batch_idx = 3
+        cost = us(of_callers, 500)
+        return cost if batch_idx else 0.0
+
+    def one_epoch(epoch: int) -> float:
+        return within(frames)
+
+    return one_epoch(2)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -85,6 +104,8 @@ def main() -> None:
         model = torch.nn.Linear(8, 8)
         gpumon_agent.watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
         model(torch.zeros(1, 8)).sum().backward()
+        told = ", ".join(f"{variables(frames):.1f} µs through {frames} functions" for frames in (1, 10, 40))
+        print(f"{'variables':14} once a second {told}")
         for name, make in (("lightning", lightning), ("transformers", transformers), ("keras", keras)):
             if find_spec(name) is None:
                 continue

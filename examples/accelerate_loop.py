@@ -39,12 +39,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randn(32 * 12, 64), torch.randint(10, (32 * 12,))), batch_size=32)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for epoch in range(2):
-    for batch, (x, y) in enumerate(loader):
+    for batch_idx, (x, y) in enumerate(loader):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         accelerator.backward(loss)
         optimizer.step()
-        if batch % 4 == 3:
-            step = epoch * len(loader) + batch
+        if batch_idx % 4 == 3:
+            step = epoch * len(loader) + batch_idx
             accelerator.log({"loss": loss.item(), **gpumon_agent.figures()}, step=step)  # the one line
 accelerator.end_training()

@@ -1,6 +1,6 @@
 """A loop on DeepSpeed's engine: `gpumon run deepspeed examples/deepspeed_engine.py`.
 
-The last two lines of the loop add figures to DeepSpeed's own monitor.
+The last line of the loop adds figures to DeepSpeed's own monitor.
 """
 
 import os
@@ -9,7 +9,7 @@ os.environ.setdefault("RANK", "0")  # alone, without the launcher
 os.environ.setdefault("LOCAL_RANK", "0")
 os.environ.setdefault("WORLD_SIZE", "1")
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-os.environ.setdefault("MASTER_PORT", "29531")
+os.environ.setdefault("MASTER_PORT", "0")
 
 import deepspeed
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 import gpumon_agent
 
 torch.manual_seed(0)
-deepspeed.init_distributed("nccl")
+deepspeed.init_distributed()
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 config = {
     "train_micro_batch_size_per_gpu": 16,
@@ -27,12 +27,12 @@ config = {
     "csv_monitor": {"enabled": True, "output_path": "logs", "job_name": "example"},
 }
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-for step in range(12):
-    x = torch.randn(16, 64, device=engine.device)
-    loss = engine(x).pow(2).mean()
-    engine.backward(loss)
-    engine.step()
-    if step % 4 == 3:
-        figures = gpumon_agent.figures()
-        engine.monitor.write_events([(name, count, engine.global_samples) for name, count in figures.items()])
+for epoch in range(3):
+    for _ in range(4):
+        x = torch.randn(16, 64, device=engine.device)
+        loss = engine(x).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+    print(epoch, loss.item())
+    engine.monitor.write_events([(*figure, engine.global_samples) for figure in gpumon_agent.figures().items()])
 torch.distributed.destroy_process_group()

@@ -17,13 +17,13 @@ loader = DataLoader(TensorDataset(torch.randn(32 * 12, 64), torch.randint(10, (3
 model, optimizer = fabric.setup(model, optimizer)
 loader = fabric.setup_dataloaders(loader)
 for epoch in range(2):
-    for batch, (x, y) in enumerate(loader):
+    for batch_idx, (x, y) in enumerate(loader):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         fabric.backward(loss)
         optimizer.step()
-        if batch % 4 == 3:
-            step = epoch * len(loader) + batch
+        if batch_idx % 4 == 3:
+            step = epoch * len(loader) + batch_idx
             fabric.log_dict({"loss": loss, **gpumon_agent.figures()}, step=step)  # the one line
 for logger in fabric.loggers:
     logger.save()

@@ -15,14 +15,14 @@ def train():
     model = ray.train.torch.prepare_model(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     device = ray.train.torch.get_device()
-    for step in range(12):
-        x, y = torch.randn(32, 64, device=device), torch.randint(10, (32,), device=device)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        if step % 4 == 3:
-            ray.train.report({"loss": loss.item(), **gpumon_agent.figures()})  # the one line
+    for epoch in range(3):
+        for _ in range(4):
+            x, y = torch.randn(32, 64, device=device), torch.randint(10, (32,), device=device)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        ray.train.report({"epoch": epoch, "loss": loss.item(), **gpumon_agent.figures()})  # the one line
 
 
 class Print(ray.train.UserCallback):

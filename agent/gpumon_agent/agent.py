@@ -67,7 +67,7 @@ class Agent:
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         import torch
 
-        from gpumon_agent.attribution import describe
+        from gpumon_agent.attribution import describe, loop_variables
         from gpumon_agent.attribution.caller_frames import engine_of
         from gpumon_agent.hooks.wrappers import unwrapped
         from gpumon_agent.leaks import loads
@@ -80,9 +80,12 @@ class Agent:
         self._resident_ns = self._parts_off = 0
         self._pinned: int | None = None
         self._progress: wire.Progress | None = None
+        self._loop_says = False  # by a callback, or `gpumon_agent.progress`
+        self._position = loop_variables.Position()
         self._newest: deque[tuple[int, wire.NumberedEvent]] = deque(maxlen=_NEWEST)
         self._ask_pinned = protect("pinned host memory", pinned_bytes)
         self._trackers_used = protect("trackers", TrackersUsed().changed)
+        self._in_loop = protect("loop", loop_variables.of_callers)
         self.recorder = Recorder()
         self.governor = Governor(off=environment.value("GPUMON_GOVERNOR") == "off")
         self.guard = guard
@@ -401,6 +404,10 @@ class Agent:
             used = self._trackers_used(now)
             if used is not None:
                 self.transport.say((used,))
+            at = None if self._loop_says else self._in_loop()
+            if at is not None and at != self._position:
+                self._position = at
+                self._tell_progress("", "", at.epoch, at.batch, None)
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
             if "transport" in guard.off:
@@ -503,10 +510,16 @@ class Agent:
 
     def say_progress(self, library: str, stage: str, epoch: int | None, batch: int | None, batches: int | None) -> None:
         """Where the training loop is. Sent at once: no step closes while a library validates."""
+        self._loop_says = True
+        self._tell_progress(library, stage, epoch, batch, batches)
+        self.flush()
+
+    def _tell_progress(
+        self, library: str, stage: str, epoch: int | None, batch: int | None, batches: int | None
+    ) -> None:
         step, now = self._now()[0], time.monotonic_ns()
         self._progress = progress = wire.Progress(step, now, library, stage, epoch, batch, batches)
         self.transport.say((progress,))
-        self.flush()
 
     def read_for(self, logged: Logged) -> None:
         """Has `logged` know all up to now. The open window tells of steps that are not read: it began before them."""

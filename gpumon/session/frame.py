@@ -121,7 +121,7 @@ class RankFrame(msgspec.Struct, frozen=True):
     older: Sequence[StepRecord] = ()  # steps before `steps` that the thinning kept (wire.thinning)
     heartbeats: tuple[wire.Heartbeat, ...] = ()  # the kept ones, oldest first, including the newest
     thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
-    progress: wire.Progress | None = None  # the newest; None: no callback tells
+    progress: wire.Progress | None = None  # the newest; None: nothing tells
     lost_link: str | None = None  # why its machine cannot be heard; None: it can, or the rank has ended
     trackers: wire.Trackers | None = None  # experiment trackers that the process uses; None: none seen
 

@@ -17,6 +17,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 400
 PEAKS = {f"gpumon/{name}_bytes" for name in ("peak", "forward_peak", "backward_peak", "optimizer_peak", "reserved")}
 """What every logger gets of a training on a device."""
+AT_FIRST = [(None, None, 0, batch, None) for batch in (1, 2)]
+"""What the variables `epoch` and `batch_idx` say as the first step closes, which it may do in the next batch."""
 
 _OURS = (
     (r"^import gpumon_agent.*\n", ""),
@@ -24,7 +26,7 @@ _OURS = (
     (r"^ +handlers=gpumon_agent\.debug_server\.handlers\(\),.*\n", ""),
     (r"gpumon_agent\.\w+\.Callback\(\), ", ""),  # beside another callback
     (r"^ +callbacks=\[gpumon_agent\.\w+\.Callback\(\)\],.*\n", ""),
-    (r"^ +figures = gpumon_agent.*\n.*figures.items.*\n", ""),
+    (r"^ +engine\.monitor\.write_events.*gpumon_agent\.figures\(\)\.items\(\).*\n", ""),
 )
 
 

@@ -40,6 +40,30 @@ while not os.path.exists("stop"):
 json.dump([logged, highest], open("logged.json", "w"))
 """
 
+VARIABLES = """
+import itertools, os, sys, time
+import torch
+import gpumon_agent
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+gpumon_agent.watch(model, optimizer)
+
+def one_epoch(epoch):
+    for batch_idx in range(100):
+        if os.path.exists("says"):
+            gpumon_agent.progress(stage="mine", epoch=7, batch=3)
+        model(torch.randn(64, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.004)
+        if os.path.exists("stop"):
+            sys.exit()
+
+for epoch in itertools.count():
+    one_epoch(epoch)
+"""
+
 
 def viewer(folder: Path, *options: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "gpumon", "attach", "--wait", "--json", *options]
@@ -73,3 +97,26 @@ def test_a_viewer_sees_it_live_and_late_and_the_figures_are_torchs_own(
     assert [each["gpumon/peak_bytes"] for each in logged] == highest
     assert {"gpumon/forward_peak_bytes", "gpumon/backward_peak_bytes", "gpumon/next_peak_bytes"} <= logged[1].keys()
     assert logged[0]["gpumon/peak_bytes"] == logged[0]["gpumon/backward_peak_bytes"]
+
+
+def test_without_a_line_its_variables_say_it_until_the_loop_does(
+    virtual_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    gpu = virtual_gpu()
+    training = subprocess.Popen(gpu.command(VARIABLES), cwd=tmp_path, env={**os.environ, **gpu.environment})
+    with training:
+        try:
+            live = [each for each in viewer(tmp_path, "--for", "5") if each["type"] == "progress"]
+            (tmp_path / "says").touch()
+            said = viewer(tmp_path, "--for", "5")
+            (tmp_path / "stop").touch()
+            assert training.wait(300) == 0
+        finally:
+            training.kill()
+    assert 2 <= len(live) <= 6  # as steps are read: about one in 2 s, at first one in a second
+    assert {(each["library"], each["stage"], each["batches"]) for each in live} == {(None, None, None)}
+    for each in live:
+        assert abs(each["epoch"] * 100 + each["batch"] - 1 - each["step"]) <= 1
+    stages = [each["stage"] for each in said if each["type"] == "progress"]
+    assert stages[-1] == "mine"
+    assert stages.count("mine") == 1  # it has not changed since

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from library_examples import EXAMPLES, PEAKS, alone, changed_lines, text_of, watched, without_gpumon
+from library_examples import AT_FIRST, EXAMPLES, PEAKS, alone, changed_lines, text_of, watched, without_gpumon
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("accelerate")
@@ -22,6 +22,7 @@ def test_the_loop(virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
     run = watched(EXAMPLES / "accelerate_loop.py", virtual_gpu, tmp_path / "run")
     assert run.steps == 24
     assert [run.phases[name] for name in ("forward", "backward", "optimizer")] == [24] * 3
+    assert run.progress[0] in AT_FIRST
     assert [each["step"] for each in logged(run.folder)] == [3, 7, 11, 15, 19, 23]
     assert all(each.keys() >= PEAKS for each in logged(run.folder))
 

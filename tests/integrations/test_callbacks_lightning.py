@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from library_examples import EXAMPLES, PEAKS, alone, changed_lines, text_of, watched, without_gpumon
+from library_examples import AT_FIRST, EXAMPLES, PEAKS, alone, changed_lines, text_of, watched, without_gpumon
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("lightning")
@@ -86,6 +86,7 @@ def test_fabric(virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
     run = watched(EXAMPLES / "fabric_loop.py", virtual_gpu, tmp_path / "run")
     assert run.steps == STEPS
     assert [run.phases[name] for name in ("forward", "backward", "optimizer")] == [STEPS] * 3
+    assert run.progress[0] in AT_FIRST
     assert len(rows(run.folder)) == 6
     assert all(row.keys() >= PEAKS for row in rows(run.folder))
     assert changed_lines("fabric_loop") == 1

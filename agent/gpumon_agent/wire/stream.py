@@ -228,7 +228,8 @@ class Oom(Message, frozen=True, tag="oom"):
 
 class Progress(Message, frozen=True, tag="progress"):
     """Where the training loop is, in the words and numbers of its library. It has no number: the newest replaces the
-    older. Sent by a library's callback, or the user's loop (`gpumon_agent.progress`), about once a second at most.
+    older. Sent by a library's callback, by the user's loop (`gpumon_agent.progress`), or as its variables say, about
+    once a second at most.
     """
 
     step: StepNumber  # gpumon's

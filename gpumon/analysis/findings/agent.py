@@ -37,6 +37,7 @@ MISSING = {
     "outlook on the disk": "a batch that will not fit is not noted on the disk",
     "outlook": "there is no warning before a batch that will not fit",
     "outlook's learning": "the agent's forecast learns nothing more",
+    "loop": "the loop's variables `epoch` and `batch_idx` are not read",
     "owners of blocks": "a map of the blocks does not show whose they are",
     "peak": "the breakdown of a step's peak is missing",
     "phase": "phases that you named are not seen",
