@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,10 +12,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
+from watched import Run
 
+from gpumon.analysis import device_budget
 from gpumon.host.protocol import DriverReading, decoder
 from gpumon.host.sampler import read_driver
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 pytestmark = pytest.mark.integration
@@ -47,6 +52,12 @@ from gpumon.host.amd_smi import Reader
 reader = Reader(*sys.argv[1:])
 reader.read()
 print(json.dumps(reader.read()))
+"""
+READ_ALL = """
+import asyncio, json
+from gpumon.host import read_driver
+reading = asyncio.run(read_driver(30))
+print(json.dumps([[device.name for device in reading.devices], reading.driver, reading.why]))
 """
 WITH_KFD_ID = "amdsmi_kfd_info_t" in WRAPPER
 """Whether this amdsmi tells the kernel's number of a device: since 6.4."""
@@ -219,3 +230,30 @@ async def test_the_child_process_reads_it_though_the_library_prints(rocm, monkey
     assert [device.uuid for device in reading.devices if device.name == "AMD Instinct MI300X"] == [UUID, NEXT_UUID]
     assert reading.why is None  # nothing of NVML that is not here
     assert all(isinstance(device, wire.DeviceReading) for device in reading.devices)
+
+
+def test_the_headroom_of_a_training_on_it_is_known(read):
+    run = Run(device="AMD Instinct MI300X", total=TOTAL)
+    run.hello(backend="hip", devices=(wire.Device(0, UUID, run.device, TOTAL, "hip"),)).model().steps(0, 3)
+    (device,) = read().devices
+    device = msgspec.structs.replace(device, began_ns=None, ended_ns=None)  # of another clock than the run's
+    run.events.append(
+        wire.Received("host:node1", run.events[-1].unix_ns, wire.Host("node1", run.t_ns, devices=(device,)))
+    )
+    run.steps(3, 2).synced()
+    store = SessionStore()
+    for received in run.events:
+        store.apply(received)
+    (rank,) = store.frame(run.events[-1].unix_ns).ranks
+    assert device_budget.available(rank, 0) == run.reserved + TOTAL - USED
+
+
+def test_a_machine_may_have_nvidia_s_and_amd_s_devices(rocm, virtual_gpu):
+    gpu = virtual_gpu(profile="t4")
+    changed = {name: value for name, value in environment(rocm).items() if name in ("ROCM_PATH", "AMD_STAND_IN")}
+    said = gpu.run(READ_ALL, env=changed).stdout
+    names, driver, why = json.loads(said.splitlines()[-1])
+    assert "T4" in names[0]
+    assert names[1:] == ["AMD Instinct MI300X"]
+    assert driver.endswith(", amdgpu 6.10.5")
+    assert why is None
