@@ -90,14 +90,14 @@ class Reader:
         looked up while it is imported: it prints, then raises KeyError, if there is none, and AttributeError if the
         library is older."""
         try:
-            import amdsmi
-        except ModuleNotFoundError:
+            import amdsmi.amdsmi_interface
+        except ModuleNotFoundError:  # or a folder of that name is on the path
             return NO_MODULE if os.path.exists(KFD) else ""  # noqa: PTH110
         except (ImportError, OSError, KeyError):
             return NO_LIBRARY
         except AttributeError as error:
             return f"amdsmi and libamd_smi.so differ in version: {error}"
-        self._smi = amdsmi
+        self._smi = amdsmi.amdsmi_interface
         return None
 
     def _ask(self, why: dict[str, str], field: str, function: str, *args: object) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,8 @@ from gpumon.host.sampler import Driver
 
 NVIDIA = {"driver": "580.1", "devices": [["GPU-1"]], "why": None}
 AMD = {"driver": "amdgpu 6.10.5", "devices": [["GPU-2"]], "why": None}
-WITHOUT_AMDSMI = (
-    "import sys; sys.modules['amdsmi'] = None; parent, *sys.path[:] = sys.argv[1:]; "
-    "from gpumon.host.drivers import main; main(int(parent))"
-)
+WITH_AMDSMI = "import sys; parent, *sys.path[:] = sys.argv[1:]; from gpumon.host.drivers import main; main(int(parent))"
+WITHOUT_AMDSMI = f"import sys; sys.modules['amdsmi'] = None; {WITH_AMDSMI}"
 
 
 def test_both_makers_devices_are_in_one_reading():
@@ -47,8 +46,14 @@ def test_a_uuid_is_written_as_torch_writes_it():
 
 
 @pytest.mark.skipif(Path(amd_smi.KFD).exists(), reason="this machine has an AMD GPU")
-async def test_without_amdsmi_the_reading_is_nvml_s():
-    driver = Driver(lambda: [sys.executable, "-c", WITHOUT_AMDSMI, str(os.getpid()), *sys.path], patience_s=30)
+@pytest.mark.parametrize("folder", [False, True])
+async def test_without_amdsmi_the_reading_is_nvml_s(tmp_path, folder):
+    """A folder named amdsmi is a package for Python."""
+    (tmp_path / "amdsmi").mkdir()
+    if folder and (spec := find_spec("amdsmi")) is not None and spec.origin is not None:
+        pytest.skip("amdsmi is installed")
+    code = WITH_AMDSMI if folder else WITHOUT_AMDSMI
+    driver = Driver(lambda: [sys.executable, "-c", code, str(os.getpid()), str(tmp_path), *sys.path], patience_s=30)
     try:
         reading = await driver.read(30)
     finally:
