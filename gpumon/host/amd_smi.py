@@ -52,21 +52,19 @@ class Reader:
         self._known: dict[int, _Identity] = {}  # by index: a lost device cannot be asked
 
     def read(self) -> dict[str, Any]:
-        """The fields of a DriverReading; none if nothing of AMD is here."""
+        """The fields of a DriverReading; an empty `why` if nothing of AMD is here."""
         if self._smi is None:
             if self._absent is None:
                 self._absent = self._load()
             if self._absent is not None:
-                return {"why": self._absent} if self._absent else {}
+                return {"why": self._absent}
         smi = self._smi
         try:
             if not self._initialized:
                 smi.amdsmi_init()
                 self._initialized = True
-                self._known.clear()
             handles = smi.amdsmi_get_processor_handles()
         except smi.AmdSmiException as error:
-            self._initialized = False
             return {"why": _sentence(error, _INIT_WHY)}
         missing: list[str] = []
         found = [(index, handle, self._identity(index, handle, missing)) for index, handle in enumerate(handles)]
@@ -176,9 +174,9 @@ class Reader:
         return [uuid, *map(told.__getitem__, TOLD), why, began_ns, ended_ns]
 
     def _processes(self, why: dict[str, str], handle: Any, kfd: int | None) -> list[Fields] | None:
-        """Every process that uses the device by ROCm. amdsmi's bytes of a process are not used: until 7.0 fdinfo.cc
-        adds up the file descriptors of /proc/PID/fdinfo, several of which are one client's, and some versions take
-        1000 bytes for a KiB. The kernel's own count (kfd_process.c, `vram_usage`) is exact."""
+        """Every process that uses the device by ROCm. amdsmi's bytes of a process are not used: several versions
+        of its fdinfo.cc add up the file descriptors of a process, some of which are one client's, and some take 1000
+        bytes for a KiB. The kernel's own count (kfd_process.c, `vram_usage`) is exact."""
         listed = self._ask(why, "processes", "amdsmi_get_gpu_process_list", handle)
         if listed is None:
             return None
@@ -222,6 +220,6 @@ def _below(limit: int, value: Any) -> int | None:
 
 
 def _sentence(error: Any, known: dict[int, str]) -> str:
-    """amdsmi's AmdSmiException; those of the library have a number and "AMDSMI_STATUS_IO - I/O Error"."""
-    text = getattr(error, "err_info", None) or str(error)
-    return known.get(getattr(error, "err_code", None) or 0) or f"the AMD driver answers: {text.split(' - ')[-1]}"
+    """amdsmi's AmdSmiException; those of the library have a number and end in "AMDSMI_STATUS_IO - I/O Error"."""
+    code = getattr(error, "err_code", None)
+    return known.get(code or 0) or f"the AMD driver answers: {str(error).split(' - ')[-1]}"

@@ -1,8 +1,8 @@
 /* A libamd_smi.so for tests: AMD's Python module is the real one, and its structures are in layouts.h, made from it.
  *
- * AMD_STAND_IN says what it does: "devices=2" how many there are (1), "FUNCTION=2" that amdsmi_FUNCTION returns this
- * status, "serial=0" that no device has a unique_id, "serial=1" that all have the same. unlike.h has every other
- * function that the module looks up; they answer "not supported".
+ * AMD_STAND_IN says what it does: "devices=2" how many there are (1); "FUNCTION=2" that amdsmi_FUNCTION returns this
+ * status, with "from=2" or "until=1" only in the readings from the second on, or in the first; "serial=…" as below. The
+ * test compiles it with every other function that the module looks up; they answer "not supported".
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "layouts.h"
 
 enum { OK = 0, NOT_INIT = 32 };
-static int started;
+static int started, readings;
 
 static long said(const char *word, long otherwise) {
     const char *all = getenv("AMD_STAND_IN");
@@ -26,8 +26,12 @@ static long said(const char *word, long otherwise) {
 /* Handles are index + 1: NULL is none. */
 static long index_of(const void *handle) { return (long)(intptr_t)handle - 1; }
 
-#define BEGIN(name)                                   \
-    if (said(#name, OK) != OK) return said(#name, OK); \
+static int fails(const char *function) {
+    return readings < said("from", 0) || readings > said("until", 9) ? OK : said(function, OK);
+}
+
+#define BEGIN(name)                             \
+    if (fails(#name) != OK) return fails(#name); \
     if (!started) return NOT_INIT
 
 int amdsmi_init(uint64_t flags) {
@@ -47,6 +51,7 @@ static int list(uint32_t *count, void **handles, long first, long number) {
 
 int amdsmi_get_socket_handles(uint32_t *count, void **sockets) {
     BEGIN(get_socket_handles);
+    readings += sockets == NULL;
     return list(count, sockets, 0, said("devices", 1));
 }
 
@@ -61,17 +66,20 @@ int amdsmi_get_gpu_device_bdf(void *handle, uint64_t *bdf) {
     return OK;
 }
 
-/* The unique_id of the MI300X whose UUID in torch is in ROCm's issue 4203; the next device has the next one. */
-static void serial(char *text, size_t size, const char *form, const void *handle) {
-    long how = said("serial", 2);
-    if (how != 0) snprintf(text, size, form, 0xf330dc4d00dee22bULL + (how == 1 ? 0 : index_of(handle)));
+/* The unique_id of the MI300X whose UUID in torch is in ROCm's issue 4203; the next device has the next one. With
+ * "serial=0" no device has one, "serial=1": all have the same; "serial=2": by the socket's, as asic_info tells it in
+ * newer libraries; "serial=3": what stands for none; "serial=4": 0. */
+static void serial(char *text, size_t size, const char *form, long index, int of_socket) {
+    long how = said("serial", 5);
+    unsigned long long id = 0xf330dc4d00dee22bULL + (how == 1 || (how == 2 && of_socket) ? 0 : index);
+    if (how != 0) snprintf(text, size, form, how == 3 ? ~0ULL : how == 4 ? 0 : id);
 }
 
 int amdsmi_get_gpu_asic_info(void *handle, amdsmi_asic_info_t *info) {
     BEGIN(get_gpu_asic_info);
     memset(info, 0, sizeof *info);
     strcpy(info->market_name, "AMD Instinct MI300X");
-    serial(info->asic_serial, sizeof info->asic_serial, "%llx", handle);
+    serial(info->asic_serial, sizeof info->asic_serial, "%llx", index_of(handle), 1);
     return OK;
 }
 
@@ -79,7 +87,7 @@ int amdsmi_get_gpu_asic_info(void *handle, amdsmi_asic_info_t *info) {
 int amdsmi_get_gpu_enumeration_info(void *handle, amdsmi_enumeration_info_t *info) {
     BEGIN(get_gpu_enumeration_info);
     memset(info, 0, sizeof *info);
-    serial(info->hip_uuid, sizeof info->hip_uuid, "GPU-%016llx", handle);
+    serial(info->hip_uuid, sizeof info->hip_uuid, "GPU-%016llx", index_of(handle), 0);
     return OK;
 }
 #endif

@@ -175,17 +175,45 @@ def test_a_call_that_fails_silences_its_own_fields_only(read, function, status):
     assert {device.why[field] for field in FIELDS[function]} == {REASONS[status]}
 
 
-@pytest.mark.parametrize("activity", [0xFFFF, 0xFFFFFFFF])
-def test_what_stands_for_not_supported_is_unknown(read, activity):
-    (device,) = read(f"activity={activity} degrees=9223372036854775 total=-1 cap=-1").devices
+@pytest.mark.parametrize(
+    "does",
+    [f"activity={0xFFFF} degrees={0xFFFF} total={1 << 50}", f"activity={0xFFFFFFFF} degrees=9223372036854775 total=-1"],
+)
+def test_what_stands_for_not_supported_is_unknown(read, does):
+    """All bits of 16, 32 or 64 for small figures; for bytes, a petabyte is more than any GPU has."""
+    (device,) = read(f"{does} cap=-1").devices
     silent = ("utilization_percent", "power_mw", "temperature_c", "power_limit_mw", "total", "free")
     assert [getattr(device, field) for field in silent] == [None] * 6
     assert [device.why[field] for field in silent] == [REASONS[2]] * 6
     assert device.used == USED
 
 
-def test_a_device_without_unique_id_is_told_but_matches_none_of_torch(read):
-    assert [device.uuid for device in read("devices=2 serial=0").devices] == ["PCI 0000:03:00.0", "PCI 0000:04:00.0"]
+@pytest.mark.parametrize("serial", [0, 3, 4])
+def test_a_device_without_unique_id_is_told_but_matches_none_of_torch(read, serial):
+    devices = read(f"devices=2 serial={serial}").devices
+    assert [device.uuid for device in devices] == ["PCI 0000:03:00.0", "PCI 0000:04:00.0"]
+
+
+def test_the_uuid_is_known_if_either_function_tells_it(read):
+    assert read("get_gpu_enumeration_info=2").devices[0].uuid == UUID
+    (device,) = read("get_gpu_asic_info=2").devices
+    assert (device.uuid, device.name) == (UUID if WITH_KFD_ID else "PCI 0000:03:00.0", None)
+    assert device.why["name"] == REASONS[2]
+
+
+@pytest.mark.skipif(not WITH_KFD_ID, reason="this amdsmi has no amdsmi_get_gpu_enumeration_info")
+def test_the_uuid_of_hip_goes_before_the_serial_number_of_the_socket(read):
+    assert [device.uuid for device in read("devices=2 serial=2").devices] == [UUID, NEXT_UUID]
+
+
+def test_a_lost_device_keeps_its_uuid(read):
+    lost = " ".join(f"get_gpu_{name}=43" for name in ("asic_info", "enumeration_info", "device_bdf", "memory_usage"))
+    (device,) = read(f"{lost} from=2").devices
+    assert (device.uuid, device.name, device.used) == (UUID, "AMD Instinct MI300X", None)
+
+
+def test_a_device_that_could_not_be_asked_at_first_gets_its_uuid_later(read):
+    assert read("get_gpu_asic_info=30 get_gpu_enumeration_info=30 until=1").devices[0].uuid == UUID
 
 
 def test_devices_with_the_same_unique_id_match_none_of_torch(read):

@@ -65,7 +65,7 @@ class CudaProbe:
         for index in range(cuda.device_count()):
             properties = cuda.get_device_properties(index)
             uuid = getattr(properties, "uuid", None)  # since torch 2.5
-            text = str(uuid) if uuid is not None else uuid_of_driver(index) if self.kind == "cuda" else None
+            text = uuid_of_driver(index) if uuid is None else str(uuid)
             if text is not None and not text.startswith(("GPU-", "MIG-")):
                 text = f"GPU-{text}"
             found.append(Device(index, text, properties.name, properties.total_memory, self.kind))
