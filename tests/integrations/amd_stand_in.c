@@ -117,7 +117,7 @@ int amdsmi_get_gpu_memory_total(void *handle, int kind, uint64_t *bytes) {
 
 int amdsmi_get_gpu_memory_usage(void *handle, int kind, uint64_t *bytes) {
     BEGIN(get_gpu_memory_usage);
-    *bytes = kind == 0 ? 5368713217 + (uint64_t)index_of(handle) : 1;
+    *bytes = kind == 0 ? said("used", 5368713217) + index_of(handle) : 1;
     return OK;
 }
 

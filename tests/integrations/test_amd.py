@@ -177,7 +177,10 @@ def test_a_call_that_fails_silences_its_own_fields_only(read, function, status):
 
 @pytest.mark.parametrize(
     "does",
-    [f"activity={0xFFFF} degrees={0xFFFF} total={1 << 50}", f"activity={0xFFFFFFFF} degrees=9223372036854775 total=-1"],
+    [
+        f"activity={0xFFFF} degrees={0xFFFF} total={1 << 50}",
+        f"activity={0xFFFFFFFF} degrees=-9223372036854775 total=-1",
+    ],
 )
 def test_what_stands_for_not_supported_is_unknown(read, does):
     """All bits of 16, 32 or 64 for small figures; for bytes, a petabyte is more than any GPU has."""
@@ -261,9 +264,10 @@ async def test_the_child_process_reads_it_though_the_library_prints(rocm, monkey
 
 
 def test_the_headroom_of_a_training_on_it_is_known(read):
+    used = 70_000_000_000
     run = Run(device="AMD Instinct MI300X", total=TOTAL)
     run.hello(backend="hip", devices=(wire.Device(0, UUID, run.device, TOTAL, "hip"),)).model().steps(0, 3)
-    (device,) = read().devices
+    (device,) = read(f"used={used}").devices
     device = msgspec.structs.replace(device, began_ns=None, ended_ns=None)  # of another clock than the run's
     run.events.append(
         wire.Received("host:node1", run.events[-1].unix_ns, wire.Host("node1", run.t_ns, devices=(device,)))
@@ -273,7 +277,7 @@ def test_the_headroom_of_a_training_on_it_is_known(read):
     for received in run.events:
         store.apply(received)
     (rank,) = store.frame(run.events[-1].unix_ns).ranks
-    assert device_budget.available(rank, 0) == run.reserved + TOTAL - USED
+    assert device_budget.available(rank, 0) == run.reserved + TOTAL - used
 
 
 def test_a_machine_may_have_nvidia_s_and_amd_s_devices(rocm, virtual_gpu):
