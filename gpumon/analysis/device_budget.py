@@ -3,8 +3,8 @@
 Model. A process's own allocations do not change reserved + free. So the sum is valid until another process allocates or
 frees. A memory fraction limits the bytes that the allocator reserves, not those of the CUDA context.
 Cost. A pass over a few readings.
-Known limitations. The budget is None if the driver reports no free bytes, or more than the process left. Allocations of another process show with the
-next reading.
+Known limitations. The budget is None if the driver reports no free bytes, or does not count what torch reserves.
+Allocations of another process show with the next reading.
 """
 
 from __future__ import annotations
