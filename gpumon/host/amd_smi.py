@@ -80,8 +80,9 @@ class Reader:
         if not handles:
             missing.append(NO_DEVICE)
         driver = self._ask({}, "", "amdsmi_get_gpu_driver_info", handles[0]) if handles else None
-        version = driver and driver["driver_version"]
-        return {"driver": version and f"amdgpu {version}", "devices": devices, "why": "; ".join(missing) or None}
+        version = driver["driver_version"] if driver else "N/A"
+        told = None if version in ("", "N/A") else f"amdgpu {version}"
+        return {"driver": told, "devices": devices, "why": "; ".join(missing) or None}
 
     def _load(self) -> str | None:
         """Imports amdsmi; returns why there is none. amdsmi_wrapper.py loads the library and has all its functions

@@ -1,8 +1,8 @@
 /* A libamd_smi.so for tests: AMD's Python module is the real one, and its structures are in layouts.h, made from it.
  *
  * AMD_STAND_IN says what it does: "devices=2" how many there are (1); "FUNCTION=2" that amdsmi_FUNCTION returns this
- * status, with "from=2" or "until=1" only in the readings from the second on, or in the first; "serial=…" as below. The
- * test compiles it with every other function that the module looks up; they answer "not supported".
+ * status, with "from=2" or "until=1" only in the readings from the second on, or in the first; "serial=…" as below, and
+ * others by which a figure is set. The test compiles it with every other function that the module looks up; they answer "not supported".
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -105,7 +105,7 @@ int amdsmi_get_gpu_driver_info(void *handle, amdsmi_driver_info_t *info) {
     BEGIN(get_gpu_driver_info);
     memset(info, 0, sizeof *info);
     strcpy(info->driver_name, "amdgpu");
-    strcpy(info->driver_version, "6.10.5");
+    strcpy(info->driver_version, said("unversioned", 0) ? "" : "6.10.5");
     return OK;
 }
 

@@ -132,6 +132,12 @@ def test_a_device_is_read_in_the_units_of_the_wire(read):
     assert 0 < device.began_ns <= device.ended_ns
 
 
+@pytest.mark.parametrize("does", ["unversioned=1", "get_gpu_driver_info=2"])
+def test_a_driver_without_version_is_read_all_the_same(read, does):
+    reading = read(does)
+    assert (reading.driver, len(reading.devices)) == (None, 1)
+
+
 @pytest.mark.parametrize(("does", "mw"), [("current=140", 140_000), ("average=7 current=9", 7_000)])
 def test_either_of_two_powers_may_be_known(read, does, mw):
     assert read(does).devices[0].power_mw == mw
