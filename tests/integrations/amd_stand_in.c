@@ -2,7 +2,8 @@
  *
  * AMD_STAND_IN says what it does: "devices=2" how many there are (1); "FUNCTION=2" that amdsmi_FUNCTION returns this
  * status, with "from=2" or "until=1" only in the readings from the second on, or in the first; "serial=…" as below, and
- * others by which a figure is set. The test compiles it with every other function that the module looks up; they answer "not supported".
+ * others by which a figure is set. The test compiles it with every other function that the module looks up; those
+ * answer "not supported".
  */
 #include <stdint.h>
 #include <stdio.h>
