@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumon_agent._version import __version__
 
-TYPE_CHECKING = False  # typing would be half a megabyte of the process that reads NVML
+TYPE_CHECKING = False  # typing would be half a megabyte of the process that reads the drivers
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

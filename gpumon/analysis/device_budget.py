@@ -3,8 +3,8 @@
 Model. A process's own allocations do not change reserved + free. So the sum is valid until another process allocates or
 frees. A memory fraction limits the bytes that the allocator reserves, not those of the CUDA context.
 Cost. A pass over a few readings.
-Known limitations. The budget is None if the driver reports no free bytes. Allocations of another process show with the
-next reading.
+Known limitations. The budget is None if the driver reports no free bytes, or does not count what torch reserves.
+Allocations of another process show with the next reading.
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ def by(driver: ledger.DriverLines | None, rank: RankFrame, device: int) -> int |
     if rank.host is None:
         return None
     found: int | None = None
+    total: int | None = None
     if driver is not None and driver.free is not None:
-        found = driver.reserved + driver.free
+        found, total = driver.reserved + driver.free, driver.total
     else:
         described = ledger.device_of(rank, device)
         reading = ledger.reading_of(rank.host, described.uuid if described else None)
         if reading is not None and reading.free is not None:
             least = ledger.reserved_around(rank, device)
-            found = None if least is None else least + reading.free
+            found, total = None if least is None else least + reading.free, reading.total
+    if found is not None and total is not None and found > total:
+        return None  # the driver does not count what torch reserves: an APU's is the machine's memory
     allowed = limit(rank, device)
     return found if found is None or allowed is None else min(found, allowed)

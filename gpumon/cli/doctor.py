@@ -206,9 +206,9 @@ def _native_reader() -> Iterator[Seen]:
 def _driver() -> Iterator[Seen]:
     reading = asyncio.run(read_driver())
     if reading.driver:
-        yield Seen("ok", "NVML", f"driver {reading.driver}")
+        yield Seen("ok", "driver", reading.driver)
     if reading.why:
-        yield Seen("note", "NVML", reading.why)
+        yield Seen("note", "driver", reading.why)
     yield from map(_device, reading.devices)
 
 

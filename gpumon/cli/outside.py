@@ -1,4 +1,4 @@
-"""What is known of a process without an agent: by NVML, and by the system."""
+"""What is known of a process without an agent: by the driver, and by the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings of this machine, besides the agent's: devices by NVML, processes by psutil."""
+"""Readings of this machine, besides the agent's: devices by NVML and amdsmi, processes by psutil."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Sampler", "read_driver"]
 
 
 def __getattr__(name: str) -> object:
-    """Imported on demand: the child process that reads NVML is in this package and needs neither asyncio nor typing."""
+    """Imported on demand: the child process of drivers.py is in this package and needs neither asyncio nor typing."""
     if name in __all__:
         from gpumon.host import sampler
 

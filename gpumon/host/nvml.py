@@ -1,17 +1,7 @@
-"""The child process that reads NVML: a driver that hangs blocks only this process.
-
-For each line on standard input it reads all devices once and writes one line: the JSON of a protocol.DriverReading,
-from plain lists. This process does without msgspec and the wire's types, typing and pathlib: each viewer has one, and
-they were a third of its memory. It ends with its input, or with its parent.
-"""
+"""Reads NVIDIA's devices by NVML, into plain lists: part of the child process of drivers.py."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import signal
-import sys
 import time
 
 import pynvml
@@ -27,13 +17,16 @@ if TYPE_CHECKING:
 _UNNAMED_BYTES = 64 << 20
 """More than this in use beyond the driver's own, but no process listed: a container hides them."""
 
-_TOLD = (
+TOLD = (
     "name", "total", "free", "used", "processes", "utilization_percent", "temperature_c", "power_mw", "power_limit_mw",
 )  # fmt: skip
 """The fields of wire.DeviceReading that the driver tells: between `uuid` and `why`."""
+NO_LIBRARY = "NVML is not installed: there is no NVIDIA driver here"
+NO_DRIVER = "the NVIDIA driver is not loaded"
+NO_DEVICE = "the driver knows no device"
 _INIT_WHY = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVML is not installed: there is no NVIDIA driver here",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NO_LIBRARY,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: NO_DRIVER,
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to query the NVIDIA driver",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "NVML and the loaded driver differ in version: reboot",
 }
@@ -86,12 +79,12 @@ class Reader:
             devices.append(_device(handle, uuid))
             devices.extend(_device(instance, uuid, parent=handle) for instance, uuid in _instances(handle))
         if not count:
-            missing.append("the driver knows no device")
+            missing.append(NO_DEVICE)
         return {"driver": driver, "devices": devices, "why": "; ".join(missing) or None}
 
     def _lost(self, index: int, sentence: str, devices: list[Fields], missing: list[str]) -> None:
         if index in self._uuids:
-            devices.append([self._uuids[index], *[None] * len(_TOLD), dict.fromkeys(_TOLD, sentence)])
+            devices.append([self._uuids[index], *[None] * len(TOLD), dict.fromkeys(TOLD, sentence)])
         else:
             missing.append(f"device {index} of the driver: {sentence}")
 
@@ -149,7 +142,7 @@ def _device(handle: Any, uuid: str, parent: Any = None) -> Fields:
         "power_mw": _ask(why, "power_mw", pynvml.nvmlDeviceGetPowerUsage, sensors),
         "power_limit_mw": _ask(why, "power_limit_mw", pynvml.nvmlDeviceGetEnforcedPowerLimit, sensors),
     }
-    return [uuid, *map(told.__getitem__, _TOLD), why, began_ns, ended_ns]
+    return [uuid, *map(told.__getitem__, TOLD), why, began_ns, ended_ns]
 
 
 def _processes(why: dict[str, str], handle: Any) -> list[Fields] | None:
@@ -163,7 +156,7 @@ def _processes(why: dict[str, str], handle: Any) -> list[Fields] | None:
         held[process.pid] = max(
             (b for b in (held.get(process.pid), process.usedGpuMemory) if b is not None), default=None
         )
-    return [[pid, held[pid], _name(pid)] for pid in sorted(held)]
+    return [[pid, held[pid], process_name(pid)] for pid in sorted(held)]
 
 
 def _unnamed(handle: Any, memory: Any) -> bool:
@@ -172,26 +165,9 @@ def _unnamed(handle: Any, memory: Any) -> bool:
     return apart is not None and memory is not None and int(apart.used) > _UNNAMED_BYTES
 
 
-def _name(pid: int) -> str | None:
+def process_name(pid: int) -> str | None:
     try:
         with open(f"/proc/{pid}/comm", errors="replace") as file:  # noqa: PTH123
             return file.read().strip() or None
     except OSError:  # gone, or a pid of another namespace
         return None
-
-
-def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when the thread that started it ends, even by SIGKILL."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the line above
-            os._exit(0)
-
-
-def main(parent: int) -> None:
-    end_with_parent(parent)
-    reader = Reader()
-    for _ in sys.stdin.buffer:
-        sys.stdout.buffer.write(json.dumps(reader.read()).encode() + b"\n")
-        sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""Protocol of the child process that reads NVML, as its parent speaks it: one JSON line for each request line."""
+"""Protocol of the child process of drivers.py, as its parent speaks it: one JSON line for each request line."""
 
 from __future__ import annotations
 

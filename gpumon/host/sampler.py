@@ -23,7 +23,7 @@ BURIAL_S = 2.0
 """How long to wait for a killed child: if it ends later, asyncio prints an error about the closed loop."""
 _ANSWER_LIMIT_BYTES = 16 << 20
 
-_CHILD = "import sys; parent, *sys.path[:] = sys.argv[1:]; from gpumon.host.nvml import main; main(int(parent))"
+_CHILD = "import sys; parent, *sys.path[:] = sys.argv[1:]; from gpumon.host.drivers import main; main(int(parent))"
 """The child uses this process's sys.path, not the current directory."""
 
 
@@ -77,7 +77,7 @@ class _Pipe(asyncio.SubprocessProtocol):
 
 
 class Driver:
-    """The child process that reads NVML: started at the first request, and again if it was lost."""
+    """The child process that reads the drivers (drivers.py): started at the first request, and again if it was lost."""
 
     def __init__(self, command: Callable[[], Sequence[str]] = _child_command, patience_s: float = PATIENCE_S) -> None:
         self._command = command
@@ -95,7 +95,7 @@ class Driver:
             if time.monotonic() < self._retry_at:
                 return DriverReading(why=self._why)
             if self._abandoned is not None and not self._abandoned.ended.is_set():
-                return DriverReading(why="the NVIDIA driver hangs, with a process that queried it")
+                return DriverReading(why="the driver hangs, with a process that queried it")
             self._requested_at = time.monotonic()
             self._answer = asyncio.create_task(self._ask())
         await asyncio.wait({self._answer}, timeout=wait_s)
@@ -103,8 +103,8 @@ class Driver:
             return self._take(self._answer)
         silent = time.monotonic() - self._requested_at
         if silent >= self._patience:
-            return self._give_up(f"the NVIDIA driver did not answer for {silent:.0f} s")
-        return DriverReading(why="the NVIDIA driver has not answered yet")
+            return self._give_up(f"the driver did not answer for {silent:.0f} s")
+        return DriverReading(why="the driver has not answered yet")
 
     async def _ask(self) -> DriverReading:
         if self._pipe is None:
@@ -117,7 +117,7 @@ class Driver:
         try:
             reading = answer.result()
         except (OSError, EOFError, ValueError) as error:  # msgspec's DecodeError is a ValueError
-            return self._give_up(f"the process that queries NVML failed: {error}")
+            return self._give_up(f"the process that queries the driver failed: {error}")
         self._patience = self._least_patience
         return reading
 
@@ -163,7 +163,7 @@ HURRIED = 5
 class Sampler:
     """An endless async iterator of `wire.Host` messages, the first one at once.
 
-    `pids` is called at each reading and returns the processes to read; NVML lists all. Close it, or use `async with`.
+    `pids` is called at each reading and returns the processes to read; drivers list all. Close it, or use `async with`.
     """
 
     def __init__(

@@ -53,7 +53,8 @@ def test_a_backend_that_is_not_there_is_unknown_and_nothing_raises(kind: str) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit"), [("mps", "but no peak; NVML"), ("xpu", "peaks of xpu are the largest since"), ("cpu", "")]
+    ("kind", "limit"),
+    [("hip", "headroom are known if"), ("mps", "but no peak; NVML"), ("xpu", "has any; NVML does not"), ("cpu", "")],
 )
 def test_what_a_backend_cannot_tell_is_said_once(kind: str, limit: str) -> None:
     from gpumon_agent.allocator.devices import Devices

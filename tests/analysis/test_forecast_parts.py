@@ -133,6 +133,23 @@ def test_a_fraction_that_the_user_set_is_no_less_a_limit_than_the_device() -> No
     assert available(rank, 0) == Run().total // 4
 
 
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_driver_that_does_not_count_what_torch_reserves_tells_no_headroom(steady: bool) -> None:
+    """More than the device has would be left: an AMD APU's VRAM is not what HIP allocates."""
+
+    def left(context: int) -> int | None:
+        if steady:
+            return available(rank_of(Run(context=context), 10, host_every=1), 0)
+        run = Run(context=context, activations=lambda step: 300 * MIB + step * 10 * MIB)
+        (device,) = run.host(7).event.devices
+        across = replace(device, began_ns=run.time_ns(6) - 1, ended_ns=run.time_ns(7) - 1)
+        host = wire.Received("host:box", run.unix_ns(7), wire.Host("box", run.time_ns(7), "580", (across,)))
+        return available(apply(run.stream(8), [host]).frame(0).ranks[0], 0)
+
+    assert left(0) is not None
+    assert left(-GIB) is None
+
+
 def test_after_a_graph_was_replayed_there_is_no_forecast_rather_than_an_old_one() -> None:
     run, reporter = Run(), Reporter()
     store = apply(run.stream(10, host_every=1))

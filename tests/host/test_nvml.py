@@ -60,12 +60,12 @@ def reading(gpu, **env: str) -> DriverReading:
 
 
 def test_a_lost_device_says_so_of_every_field_that_the_driver_tells() -> None:
-    assert ("uuid", *nvml._TOLD, "why", "began_ns", "ended_ns") == wire.DeviceReading.__struct_fields__
+    assert ("uuid", *nvml.TOLD, "why", "began_ns", "ended_ns") == wire.DeviceReading.__struct_fields__
 
 
 def test_the_process_that_reads_the_driver_is_small() -> None:
     """Nothing in it needs msgspec and the wire's types, which take 4 MB, or typing and pathlib, which take 1."""
-    code = "import sys, gpumon.host.nvml; print(*sys.modules)"
+    code = "import sys, gpumon.host.drivers; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"msgspec", "gpumon_agent.wire", "asyncio", "psutil", "textual", "typing", "pathlib"} & set(loaded)
 

@@ -13,15 +13,16 @@ from gpumon_agent.wire import BOUND, Device
 
 WITHOUT_DRIVER = "NVML does not know it, so what other processes hold and the headroom stay unknown"
 _WHAT_IS_TOLD = {
-    "hip": "an AMD GPU has the allocator's figures",
-    "mps": "on Apple's GPU PyTorch tells what is allocated and reserved now, but no peak",
+    "hip": "an AMD GPU has the allocator's figures; what other processes hold and the headroom are known if gpumon's "
+    "Python has AMD's module amdsmi",
+    "mps": f"on Apple's GPU PyTorch tells what is allocated and reserved now, but no peak; {WITHOUT_DRIVER}",
 }
 
 
 def told(kind: str) -> str:
     """What a backend's figures are, and which there are none of; one sentence."""
-    known = _WHAT_IS_TOLD.get(kind, f"peaks of {kind} are the largest since the process began, if this PyTorch has any")
-    return f"{known}; {WITHOUT_DRIVER} (not tried on such a device)"
+    largest = f"peaks of {kind} are the largest since the process began, if this PyTorch has any; {WITHOUT_DRIVER}"
+    return f"{_WHAT_IS_TOLD.get(kind, largest)} (not tried on such a device)"
 
 
 class AcceleratorProbe:

@@ -1,4 +1,4 @@
-"""What a viewer adds by itself: readings of machines (NVML, psutil), and the state of its links to other machines."""
+"""What a viewer adds by itself: readings of machines (NVML, amdsmi, psutil), and its links to other machines."""
 
 from typing import Annotated
 
@@ -62,7 +62,7 @@ class ProcessReading(Message, frozen=True):
 
 
 class Host(Message, frozen=True, tag="host"):
-    """The viewer's own readings: NVML and psutil. A message, so that recordings contain it too."""
+    """The viewer's own readings: NVML, amdsmi and psutil. A message, so that recordings contain it too."""
 
     host: Text
     t_ns: Nanoseconds  # the viewer's monotonic clock

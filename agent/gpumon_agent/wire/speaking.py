@@ -43,10 +43,10 @@ class Clock(Message, frozen=True):
 
 
 class Device(Message, frozen=True):
-    """A device as torch sees it. `index` is torch's ordinal; NVML is matched by `uuid` only."""
+    """A device as torch sees it. `index` is torch's ordinal; the driver is matched by `uuid` only."""
 
     index: Ordinal
-    uuid: Text | None  # as in NVML, "GPU-…" or "MIG-…"; None on CPU or if torch does not provide it
+    uuid: Text | None  # as torch writes it, with "GPU-" or "MIG-"; None on CPU or if torch does not provide it
     name: Text
     total_bytes: Bytes | None
     kind: Text = "cuda"  # cuda | hip | cpu | mps | xpu | …

@@ -146,7 +146,7 @@ def short_path(path: str) -> str:
 
 
 def process_rows(host: wire.Host | None, agents: Collection[int], facts: dict[int, ProcessFacts]) -> list[ProcessRow]:
-    """What NVML lists on each GPU, less the processes that have an agent; the largest first."""
+    """What the driver lists on each GPU, less the processes that have an agent; the largest first."""
     rows: list[ProcessRow] = []
     for number, reading in enumerate(host.devices if host is not None else ()):
         found = [each for each in reading.processes or () if each.pid not in agents]
