@@ -522,11 +522,13 @@ class Agent:
         self.transport.say((progress,))
 
     def read_for(self, logged: Logged) -> None:
-        """Has `logged` know all up to now. The open window tells of steps that are not read: it began before them."""
+        """Has `logged` know all up to now. The open window tells of steps that are not read: it began before them,
+        unless the step after them has begun."""
         self.flush()
         if logged not in REGISTRY.followers:
             logged.drained(self._newest)
             REGISTRY.followers.add(logged)
+        logged.quiet(self.phases.quiet_peaks)
         for _, index, where in self.phases.readers or ():
             window = self.devices.window(where)
             if window is not None:

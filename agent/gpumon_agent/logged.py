@@ -38,6 +38,7 @@ class Logged:
 
     def __init__(self) -> None:
         self.devices: dict[int, Seen] = {}
+        self._quiet: tuple[wire.QuietPeak, ...] = ()  # the last ones
 
     def device(self, index: int) -> Seen:
         seen = self.devices.get(index)
@@ -56,12 +57,18 @@ class Logged:
                 if event.phase in PHASES:
                     seen.raise_peak(event.phase, event.allocated_peak)
             elif isinstance(event, wire.Step):
-                for quiet in event.quiet_peaks:
-                    self.device(quiet.device).raise_peak(PEAK, quiet.allocated_peak)
+                self.quiet(event.quiet_peaks)
             elif isinstance(event, wire.Outlook):
                 self.device(event.device).outlook = event
             elif isinstance(event, wire.Oom):
                 self.device(event.device).oom = event
+
+    def quiet(self, peaks: tuple[wire.QuietPeak, ...]) -> None:
+        """Of steps that were not read. They may come again, with the event of the step after them: they count once."""
+        if peaks is not self._quiet:
+            self._quiet = peaks
+            for quiet in peaks:
+                self.device(quiet.device).raise_peak(PEAK, quiet.allocated_peak)
 
     def take(self) -> dict[str, int]:
         """The figures, in bytes; unknown ones are left out. Of several devices the one nearest to full counts."""

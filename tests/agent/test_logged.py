@@ -46,6 +46,16 @@ def test_steps_that_were_not_read_have_a_peak_too() -> None:
     assert drained(Logged(), step).take() == {"gpumon/peak_bytes": 33}
 
 
+def test_peaks_of_steps_that_were_not_read_count_once() -> None:
+    """They are known before the event that tells them."""
+    logged, peaks = Logged(), (wire.QuietPeak(0, 33, 44),)
+    logged.quiet(peaks)
+    assert logged.take() == {"gpumon/peak_bytes": 33}
+    assert drained(logged, phase("forward", 5), wire.Step(9, 0, 0, quiet=5, quiet_peaks=peaks)).take() == {
+        "gpumon/peak_bytes": 5, "gpumon/forward_peak_bytes": 5,
+    }  # fmt: skip
+
+
 def test_of_several_devices_the_fullest_counts() -> None:
     logged = drained(
         Logged(), phase("forward", 5, 9, device=0), phase("forward", 6, 8, device=1), outlook(7, 3, 0), outlook(6, 2, 1)

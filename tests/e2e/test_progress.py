@@ -99,6 +99,37 @@ def test_a_viewer_sees_it_live_and_late_and_the_figures_are_torchs_own(
     assert logged[0]["gpumon/peak_bytes"] == logged[0]["gpumon/backward_peak_bytes"]
 
 
+EVERY_STEP = """
+import time
+import torch
+import gpumon_agent
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+gpumon_agent.watch(model, optimizer)
+wakes = 0
+while wakes < 2:
+    torch.cuda.reset_peak_memory_stats()
+    model(torch.randn(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    wakes += bool(gpumon_agent.registry.REGISTRY.agent.phases.quiet_peaks)
+    peak, highest = gpumon_agent.figures()["gpumon/peak_bytes"], torch.cuda.max_memory_allocated()
+    assert peak == highest, (peak, highest)
+    time.sleep(0.002)
+"""
+
+
+def test_no_peak_is_missed_as_the_agent_begins_to_read_again(virtual_gpu: Callable[..., Any], tmp_path: Path) -> None:
+    """The figures of a step that was not read are taken after the reading that ends it."""
+    gpu = virtual_gpu()
+    environment = {**os.environ, **gpu.environment}
+    ran = subprocess.run(
+        gpu.command(EVERY_STEP), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_without_a_line_its_variables_say_it_until_the_loop_does(
     virtual_gpu: Callable[..., Any], tmp_path: Path
 ) -> None:

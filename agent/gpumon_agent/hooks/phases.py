@@ -153,7 +153,7 @@ class Phases:
         self._forwards = 0  # in the last step that was read
         self.quiet_mark = QuietMark()
         self._quiet_steps = 0  # since the last step that was read
-        self._quiet_peaks: tuple[QuietPeak, ...] = ()  # of those steps
+        self.quiet_peaks: tuple[QuietPeak, ...] = ()  # of those steps, once the step after them has begun
         self._ends: list[QuietEnd] = []
         self._ends_taken = 0  # of them
         self.ends_every_ns = 0  # set with the readers; 0: an end is not read
@@ -727,7 +727,7 @@ class Phases:
                 self._evaluated_by,
                 tuple(sorted(self._turn)[:_OPTIMIZERS_MAX]),
                 self._quiet_steps,
-                self._quiet_peaks,
+                self.quiet_peaks,
                 tuple(self._ends),
             )
         )
@@ -860,7 +860,7 @@ class Phases:
             self._take_ends(new)
 
     def _forget_quiet(self) -> None:
-        self._quiet_steps, self._quiet_peaks, self._ends, self._ends_taken = 0, (), [], 0
+        self._quiet_steps, self.quiet_peaks, self._ends, self._ends_taken = 0, (), [], 0
 
     def _wake(self) -> None:
         """The step is read from here on. One reading ends the quiet ones, so that none of their peaks is lost."""
@@ -878,7 +878,7 @@ class Phases:
             figures = reading(read)
             peaks.append(QuietPeak(device, figures.allocated_peak, figures.reserved_peak))
             allocated += figures.allocated or 0
-        self._quiet_peaks = tuple(peaks)
+        self.quiet_peaks = tuple(peaks)
         if abs(allocated - self._fitting_at) * 100 > allocated:  # other batches may fit now
             self.fitting.clear()
             self._fitting_at = allocated
@@ -895,7 +895,7 @@ class Phases:
                 0,
                 phases=0,
                 quiet=self._quiet_steps - 1,
-                quiet_peaks=self._quiet_peaks,
+                quiet_peaks=self.quiet_peaks,
                 quiet_ends=tuple(self._ends),
             )
         )
