@@ -43,6 +43,7 @@ class RankStatus(msgspec.Struct, frozen=True, gc=False):
     state: State
     source: str | None = None  # None: never seen
     node: str | None = None  # the launcher's node and the host, else the host alone
+    step: int | None = None  # the last it has completed
     behind: int = 0  # steps behind the foremost
     restarts: int = 0
     replaced: bool = False  # another process has taken its place
@@ -131,6 +132,7 @@ def _status(rank: RankFrame, step: int | None, foremost: int | None, pace: float
         state,
         rank.source,
         _node(hello.node, hello.host),
+        step,
         behind,
         hello.restarts or 0,
         replaced=hello.rank is not None and hello.clock.unix_ns < newest_ns,

@@ -153,7 +153,7 @@ def _row(standing: RankStatus, rank: RankFrame, report: RankReport | None, devic
         pid=rank.hello.pid,
         host=rank.hello.host,
         name=described.label if described else "",
-        step=rank.steps[-1].step if rank.steps else rank.heartbeat.step if rank.heartbeat else None,
+        step=standing.step,
         step_s=1 / pace if pace else None,
         peak=device.peak.allocated if device and device.peak else None,
         phase=(device.peak.phase or "") if device and device.peak else "",
