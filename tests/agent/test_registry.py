@@ -21,7 +21,7 @@ CHANGES = (
     list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter,
     WeakSet, WeakKeyDictionary, WeakValueDictionary,
 )  # fmt: skip
-LIBRARIES = (".keras", ".lightning", ".transformers")  # callbacks, each of which imports its library
+LIBRARIES = (".debug_server.page", ".keras", ".lightning", ".transformers")  # each of them imports its library
 
 
 def modules() -> Iterator[ModuleType]:

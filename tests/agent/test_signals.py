@@ -229,8 +229,16 @@ def test_an_exception_that_another_thread_sets_is_caught_by_the_loop(tmp_path: P
 
 FOLDER = Path(gpumon_agent.__file__).parent
 IN_THE_HELPER = tuple(f"transport/{name}.py" for name in ("auth", "control", "helper", "process", "publisher"))
-NOT_THE_TRAINING = (*IN_THE_HELPER, "endpoint.py", "oom/last_known.py", "shim/", "wire/codec.py", "__main__.py")
-"""Of which the helper, a viewer or the launcher runs all, or all that catches something."""
+NOT_THE_TRAINING = (
+    *IN_THE_HELPER,
+    "debug_server/page.py",
+    "endpoint.py",
+    "oom/last_known.py",
+    "shim/",
+    "wire/codec.py",
+    "__main__.py",
+)
+"""Of which the helper, a viewer, torch's debug server or the launcher runs all, or all that catches something."""
 OURS = {"StopIteration", "TooLarge", "NotOurs", "blocks.TooDear"}
 READ_BY_VIEWERS = {"report_file.load"}
 

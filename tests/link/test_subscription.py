@@ -269,6 +269,7 @@ async def test_a_stopped_agent_is_silent_but_not_lost(start: Start) -> None:
 async def test_attaching_to_a_stopped_process_says_that_it_is_stopped(start: Start) -> None:
     agent = start()
     os.kill(agent.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, agent.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(link.NotAnswering, match=rf"is stopped; continue it with `kill -CONT {agent.pid}`"):
         await collect(is_a(wire.Synced), link.resolve(), answer_s=0.3)
 
