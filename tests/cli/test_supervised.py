@@ -34,8 +34,7 @@ counted = []
 signal.signal(signal.SIGINT, lambda number, _: counted.append(number))
 print("ready", flush=True)
 for press in range(1, 11):
-    before = len(counted)
-    while len(counted) == before:
+    while len(counted) < press:
         time.sleep(0.01)
     time.sleep(0.1)  # a second one would come at once; the system merges most of such pairs, but not ten
     print(len(counted), flush=True)
