@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,12 @@ NVIDIA = {"driver": "580.1", "devices": [["GPU-1"]], "why": None}
 AMD = {"driver": "amdgpu 6.10.5", "devices": [["GPU-2"]], "why": None}
 WITH_AMDSMI = "import sys; parent, *sys.path[:] = sys.argv[1:]; from gpumon.host.drivers import main; main(int(parent))"
 WITHOUT_AMDSMI = f"import sys; sys.modules['amdsmi'] = None; {WITH_AMDSMI}"
+NVML_ALONE = """
+import json, sys
+sys.path[:] = sys.argv[1:]
+from gpumon.host.nvml import Reader
+print(json.dumps(Reader().read()))
+"""
 
 
 def test_both_makers_devices_are_in_one_reading():
@@ -58,6 +66,7 @@ async def test_without_amdsmi_the_reading_is_nvml_s(tmp_path, folder):
         reading = await driver.read(30)
     finally:
         await driver.aclose()
-    alone = nvml.Reader().read()
+    # not in this process, whose environment another test may have changed after NVML was loaded
+    alone = json.loads(subprocess.check_output([sys.executable, "-c", NVML_ALONE, *sys.path]))
     assert (reading.why, reading.driver) == (alone["why"], alone.get("driver"))
     assert len(reading.devices) == len(alone.get("devices", ()))
