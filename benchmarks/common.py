@@ -8,6 +8,7 @@ import fcntl
 import os
 import pty
 import random
+import shlex
 import struct
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def options(doc: str | None, *, write: bool = False) -> argparse.ArgumentParser:
 
 def write(title: str, text: str, file: Path | None, machine: str = "") -> None:
     """Prints the text with machine and command; also writes it to `file` as a page."""
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     load = f"load {os.getloadavg()[0]:.1f} at the end"
     where = machine or f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, {load}"
     page = f"{where}, by\n\n    {command}\n\n{text}"

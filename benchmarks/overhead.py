@@ -1,20 +1,26 @@
-"""What gpumon costs a training, measured from outside: `python benchmarks/overhead.py [--rounds 5] [--write FILE]`.
+"""What gpumon costs a training: `python benchmarks/overhead.py [--seconds 60] [--write FILE]`.
 
-Each way of running the same training is a process of its own, and all ways take turns in random order:
+One training runs with and without a monitor, a few steps each in turns, in one process: so memory layout and machine
+are the same for both, and the drift of the machine's speed does not count. Two turns with and two without follow each
+other in an order drawn at random (out, in, in, out or in, out, out, in). The steps after each change are not measured:
+what has just been put back has left the caches.
 
-bare, bare again     without any monitor, twice (A/A): the difference is the machine's noise
-hooks                two empty hooks on the model, which take torch off its fastest path
-gpumon               `gpumon_agent.watch()`, the governor on
-gpumon, viewer       the same, followed by `gpumon attach --json`
-gpumon, all read     GPUMON_GOVERNOR=off: every phase of every step is read, owners included
-TraceML              its automatic mode, `trace_step` around each step (traceml-ai from PyPI, installed for this run)
-history              `torch.cuda.memory._record_memory_history()`
+bare again         nothing is put back (A/A): the noise of the measurement
+hooks              two empty hooks on the model, which take torch off its fastest path
+gpumon, quiet      steps that are not read: only its hooks cost
+gpumon             as usual: some steps are read, some with their owners
+gpumon, viewer     the same, followed by `gpumon attach --json`
+gpumon, all read   every phase of every step, without owners
+TraceML            `trace_step` around each step (traceml-ai from PyPI, installed for this run)
+history            `torch.cuda.memory._record_memory_history()`
 
 Steps of 0.4 to 100 ms of linear layers; `rollout`: 300 forwards without gradients, then a step; `modules`: a thousand
-small modules. Measured per step, after a second and 160 steps of warming up: CPU time of the training's thread, of its
-process, and wall time. Reported is the median over the rounds of the difference to bare in the same round, with its
-95 % interval (bootstrap of rounds). The training has the first core; its helper and the viewer have the others, or the
-same one with `--one-core`. A row is void if the A/A's interval is wider than a third of what is measured.
+small modules. Reported are the mean differences of CPU time of the training's process, and of wall time, per step, each
+with its 95 % interval (bootstrap of turns). A kind that has a promise is void if half the A/A's interval is more than a
+third of it.
+
+Not seen: what a monitor costs while it is out, as TraceML's threads; the helper process (benchmarks/helper.py). The
+training has the first core, what it starts has the others, or the same one with `--one-core`.
 """
 
 from __future__ import annotations
@@ -24,37 +30,43 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
-from common import interval, options, percent, rounds, write
+from common import interval, options, write
 
-BARE = ("bare", "bare again")
-WAYS = (*BARE, "hooks", "gpumon", "gpumon, viewer", "gpumon, all read", "TraceML", "history")
+from gpumon import virtual_gpu
+from gpumon.cli import native_reader
+
+AGAIN = "bare again"
+WAYS = (AGAIN, "hooks", "gpumon, quiet", "gpumon", "gpumon, viewer", "gpumon, all read", "TraceML", "history")
 LAYERS = {"0.4 ms": 12, "1 ms": 26, "4.5 ms": 120, "20 ms": 560, "100 ms": 2800}
 KINDS = (*LAYERS, "rollout", "modules")
-WARM_STEPS = 160  # gpumon reads the first 100
-CLOCKS = ("thread CPU", "process CPU", "wall")
+PROMISED = {"0.4 ms": 3.0, "4.5 ms": 1.0, "20 ms": 0.5}
+"""percent of a step, by kind"""
+FAR = 1 << 62
+WARM_STEPS = 200  # gpumon reads the first 100
+TURN_S = 0.005
+CLOCKS = (time.process_time, time.perf_counter)
 TRACEML = "traceml-ai"
-NOTE = """CPU and wall time of a step more than without a monitor, each way in processes of its own that take turns: the
-median of the rounds, with its 95 % interval. `bare again` is the machine's noise: where its interval is wide, the rows
-below it say little. On the virtual GPU kernels take no time, so every step is bound by the host. `gpumon, all read`
-reads every phase and every owner in each step (`GPUMON_GOVERNOR=off`).
+NOTE = """Per step: CPU time of the training's process and wall time without a monitor, and what each way adds, with its
+95 % interval. `bare again` is the noise. On the virtual GPU kernels take no time, so every step is bound by the host.
 """
 
 
 def main() -> None:
     parser = options(__doc__, write=True)
-    parser.add_argument("--rounds", type=int, default=5, help="processes per row (5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="measured in each process (3)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each row (60)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--one-core", action="store_true", help="helper and viewer on the training's core")
@@ -63,55 +75,61 @@ def main() -> None:
     if args.child:
         way, kind = args.child
         return child(way, kind, args.seconds)
+    try:
+        native_reader.build()
+    except native_reader.NotBuilt as reason:
+        print(f"{reason}: a read takes four times as long", file=sys.stderr)
     with environment("TraceML" in args.ways) as known:
         lines = [line for kind in args.kinds for line in table(kind, args, known)]
     write("What gpumon costs a training", "\n".join([NOTE, *lines]), args.write)
 
 
 def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iterator[str]:
-    ways: dict[str, Callable[[], list[float]]] = {
-        way: partial(measured, way, kind, args, known) for way in dict.fromkeys((*BARE, *args.ways))
-    }
-    found = list(rounds(ways, args.rounds))
-    alone = [median(each["bare"][clock] for each in found) for clock in range(len(CLOCKS))]
-    step = ", ".join(f"{name} {value:.3f} ms" for name, value in zip(CLOCKS, alone, strict=True))
-    yield f"| {kind}: bare {step} | thread CPU, % | process CPU, % | wall, % |"
-    yield "|---|--:|--:|--:|"
-    for way in list(ways)[1:]:
+    yield f"| {kind} | CPU, ms | adds, µs | % | wall, ms | adds, µs | % |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    noise = 0.0
+    for way in args.ways:
         cells = []
-        for clock in range(len(CLOCKS)):
-            middle, low, high = interval(
-                percent([each["bare"][clock] for each in found], [each[way][clock] for each in found]), median
-            )
-            cells.append(f"{middle:+.1f} ({low:+.1f} to {high:+.1f})")
+        for bare, differences in measured(way, kind, args, known):
+            middle, low, high = interval(differences)
+            if way == AGAIN:
+                noise = max(noise, 100 * (high - low) / 2 / bare)
+            for scale, digits in ((1e6, 1), (100 / bare, 2)):
+                cells.append(f"{scale * middle:+.{digits}f} ({scale * low:+.{digits}f} to {scale * high:+.{digits}f})")
+            cells[-2:-2] = [f"{1000 * bare:.3f}"]
         yield f"| {way} | {' | '.join(cells)} |"
     yield ""
+    promised = PROMISED.get(kind)
+    if promised is not None and AGAIN in args.ways:
+        void = ": void" if noise > promised / 3 else ""
+        yield f"{kind}: promised {promised} %, noise ±{noise:.2f} %{void}"
+        yield ""
 
 
-def measured(way: str, kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> list[float]:
-    """ms per step by each of `CLOCKS`, in a new process."""
+def measured(
+    way: str, kind: str, args: argparse.Namespace, known: Mapping[str, str]
+) -> list[tuple[float, list[float]]]:
+    """Of each of `CLOCKS`: seconds per step without the monitor, and the differences of the turns."""
     script, arguments = [__file__], ["--child", way, kind, "--seconds", str(args.seconds)]
     if way == "TraceML":
         script = ["-m", "traceml_ai.launcher.cli", "run", __file__, "--mode", "summary", "--args"]
-    command = [sys.executable, *script, *arguments]
-    env = {**known, "GPUMON_GOVERNOR": "off" if way == "gpumon, all read" else "on"}
     cores = sorted(os.sched_getaffinity(0))
-    env["OVERHEAD_CORES"] = json.dumps([cores[:1], cores[:1] if args.one_core else cores[1:] or cores])
+    given = json.dumps([cores[:1], cores[:1] if args.one_core else cores[1:] or cores])
     with tempfile.TemporaryDirectory() as folder:
-        env["OVERHEAD_RESULT"] = str(Path(folder) / "result.json")
+        answer = Path(folder) / "answer.json"
+        env = {**known, "GPUMON_NATIVE": "on", "OVERHEAD_CORES": given, "OVERHEAD_ANSWER": str(answer)}
+        command = [sys.executable, *script, *arguments]
         ran = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
-        if ran.returncode:
+        if not answer.exists():
             sys.exit(f"{way}, {kind}: {ran.stderr[-2000:]}")
-        answer: list[float] = json.loads(Path(env["OVERHEAD_RESULT"]).read_text())
-    return answer
+        found: list[tuple[float, list[float]]] = json.loads(answer.read_text())
+    return found
 
 
 @contextlib.contextmanager
 def environment(with_traceml: bool) -> Iterator[dict[str, str]]:
     """A GPU's, real or virtual, with TraceML on the path."""
     import torch
-
-    from gpumon import virtual_gpu
 
     virtual = not torch.cuda.is_available()
     known = virtual_gpu.environment() if virtual else dict(os.environ)
@@ -136,55 +154,147 @@ def child(way: str, kind: str, seconds: float) -> None:
     os.sched_setaffinity(0, others)  # what the agent starts inherits it
     import torch
 
-    layers = LAYERS.get(kind, 12)
-    modules = [torch.nn.Linear(64, 64) for _ in range(layers)]
+    modules = [torch.nn.Linear(64, 64) for _ in range(LAYERS.get(kind, 12))]
     if kind == "modules":
         modules = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.0)) for _ in range(333)]
     model = torch.nn.Sequential(*modules).cuda()
     batch = torch.ones(32, 8 if kind == "modules" else 64, device="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    step_scope: Callable[[], AbstractContextManager[Any]] = nullcontext
-    viewer = None
-    if way == "hooks":
-        model.register_forward_pre_hook(lambda *_: None)
-        model.register_forward_hook(lambda *_: None)
-    elif way.startswith("gpumon"):
-        import gpumon_agent
-
-        gpumon_agent.watch(model, optimizer)
-        if way == "gpumon, viewer":
-            viewer = subprocess.Popen(
-                [sys.executable, "-m", "gpumon", "attach", "--json", str(os.getpid())], stdout=subprocess.DEVNULL
-            )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    watched: Watched | None = None
+    if way == AGAIN or way.startswith("gpumon"):
+        watched = Watched(model, optimizer, way)
     elif way == "TraceML":
         traceml_ai = importlib.import_module(TRACEML.replace("-", "_"))
         traceml_ai.init()
-        step_scope = partial(traceml_ai.trace_step, model)
-    elif way == "history":
-        torch.cuda.memory._record_memory_history()
+        scope = partial(traceml_ai.trace_step, model)
+    hooks = {name: OrderedDict({0: lambda *_: None}) for name in ("_forward_pre_hooks", "_forward_hooks")}
     os.sched_setaffinity(0, own)
 
-    def run(for_s: float, least: int = 0) -> list[float]:
-        steps, began = 0, [time.thread_time(), time.process_time(), time.perf_counter()]
-        while time.perf_counter() - began[2] < for_s or steps < least:
-            for _ in range(8):
-                with step_scope():
-                    if kind == "rollout":
-                        with torch.no_grad():
-                            for _ in range(300):
-                                model(batch)
-                    model(batch).sum().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                steps += 1
-        ended = [time.thread_time(), time.process_time(), time.perf_counter()]
-        return [1000 * (b - a) / steps for a, b in zip(began, ended, strict=True)]
+    def run(steps: int, scope: Callable[[], AbstractContextManager[Any]] = nullcontext) -> list[float]:
+        began = [clock() for clock in CLOCKS]
+        for _ in range(steps):
+            with scope():
+                optimizer.zero_grad()
+                if kind == "rollout":
+                    with torch.no_grad():
+                        for _ in range(300):
+                            model(batch)
+                model(batch).sum().backward()
+                optimizer.step()
+        return [(clock() - since) / steps for clock, since in zip(CLOCKS, began, strict=True)]
 
-    run(1.0, WARM_STEPS)
-    Path(os.environ["OVERHEAD_RESULT"]).write_text(json.dumps(run(seconds)))
-    if viewer is not None:
-        viewer.terminate()
-        viewer.wait()
+    def put(*, in_place: bool) -> None:
+        if watched is not None:
+            watched.put(in_place=in_place and way != AGAIN)
+        elif way == "hooks":
+            vars(model).update(hooks if in_place else {name: OrderedDict() for name in hooks})
+        elif way == "history":
+            torch.cuda.memory._record_memory_history("all" if in_place else None)
+
+    run(WARM_STEPS, scope)
+    if watched is not None:
+        while not watched.phases.quiet:
+            run(1)
+        watched.begin()
+    steps = max(1, round(TURN_S / run(50)[1]))
+    settling = max(2, steps // 4)
+    bare: list[list[float]] = []
+    differences: list[list[float]] = []
+    chance = random.Random(0)
+    now_in = watched is not None
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        turns: dict[bool, list[list[float]]] = {False: [], True: []}
+        first = chance.random() < 0.5
+        for wanted in (first, not first, not first, first):
+            if wanted != now_in:
+                put(in_place=wanted)
+                now_in = wanted
+                run(settling, scope if wanted else nullcontext)
+            turns[wanted].append(run(steps, scope if wanted else nullcontext))
+        out, within = ([mean(clock) for clock in zip(*turns[which], strict=True)] for which in (False, True))
+        bare.append(out)
+        differences.append([b - a for a, b in zip(out, within, strict=True)])
+    found = [(mean(a), list(b)) for a, b in zip(zip(*bare, strict=True), zip(*differences, strict=True), strict=True)]
+    Path(os.environ["OVERHEAD_ANSWER"]).write_text(json.dumps(found))
+    if watched is not None:
+        watched.end()
+    os._exit(0)
+
+
+class Watched:
+    """A watched training whose hooks can be taken out and put back."""
+
+    def __init__(self, model: Any, optimizer: Any, way: str) -> None:
+        import torch
+        from torch.optim import optimizer as optimizers
+
+        import gpumon_agent
+        from gpumon_agent.registry import REGISTRY
+
+        self._autograd = torch.autograd
+        self._model, self._way = model, way
+        self._viewer: subprocess.Popen[bytes] | None = None
+        engine = torch.autograd._engine_run_backward
+        gpumon_agent.watch(model, optimizer)
+        self.phases: Any = REGISTRY.agent.phases
+        self._engines = engine, torch.autograd._engine_run_backward
+        hooks = vars(model).items()
+        self._dicts = {name: each for name, each in hooks if name.startswith("_forward_") and each is not None}
+        self._registries: tuple[Any, ...] = (
+            optimizers._global_optimizer_pre_hooks,
+            optimizers._global_optimizer_post_hooks,
+        )
+        self._registered = [dict(each) for each in self._registries]
+        self._out_since_ns = 0
+        if way == "gpumon, viewer":
+            command = [sys.executable, "-m", "gpumon", "attach", "--json", str(os.getpid())]
+            self._viewer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def begin(self) -> None:
+        """The first hundred steps are over."""
+        if self._way == "gpumon, all read":
+            governor = self.phases._governor
+            type(governor)._decide = lambda self: None
+            governor.read_every, governor._ledger_at, governor._ledger_until_ns = 1, FAR, FAR
+            self.phases.read_soon()
+
+    def put(self, *, in_place: bool) -> None:
+        phases = self.phases
+        phases._count_quiet()
+        self._autograd._engine_run_backward = self._engines[in_place]
+        for name, hooks in self._dicts.items():
+            vars(self._model)[name] = hooks if in_place else OrderedDict()
+        for registry, hooks in zip(self._registries, self._registered, strict=True):
+            registry.clear()
+            registry.update(hooks if in_place else {})
+        now_ns = time.monotonic_ns()
+        if in_place:
+            self._later(now_ns - self._out_since_ns)
+        else:
+            self._out_since_ns = now_ns
+        phases._step_opened_ns = now_ns  # the steps without hooks are none
+        for boundary, device, _ in phases.readers or ():
+            boundary(device)  # nor are their peaks
+        if self._way == "gpumon, quiet" and phases.quiet:
+            phases.quiet_mark.left, phases._until_ns = FAR, FAR
+            phases._set_due()
+
+    def _later(self, by_ns: int) -> None:
+        """What is due at some time is due later: time without hooks does not count."""
+        for owner, names in (
+            (self.phases, ("_until_ns", "_look_due_ns", "_ends_due_ns")),
+            (self.phases._governor, ("until_ns", "_ledger_until_ns")),
+        ):
+            for name in names:
+                setattr(owner, name, getattr(owner, name) + by_ns)
+        self.phases._set_due()
+
+    def end(self) -> None:
+        if self._viewer is not None:
+            self._viewer.terminate()
+            self._viewer.wait()
 
 
 if __name__ == "__main__":

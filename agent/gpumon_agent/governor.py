@@ -4,7 +4,8 @@ Most short steps are quiet: their hooks return at once. A step that is read cost
 the interpreter's cold caches), so its cost is the difference between its duration and that of the quiet steps around
 it. Which steps are read is drawn at random, with a generator of our own, so that the choice cannot follow the batches.
 
-Viewers are told the same figures as one: what the agent costs a mean step, hooks of quiet steps included.
+Viewers are told the same figures as one: what the agent costs a mean step, hooks of quiet steps included. Where these
+leave less than usual of `COST_SHARE`, fewer steps are read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from math import ceil, sqrt
 
 from gpumon_agent.cost import Cost
 
-STEP_SHARE = 0.0035  # of the mean step, for all that is read
+COST_SHARE = 0.01  # of the mean step, for all that we do
+STEP_SHARE, STEP_SHARE_MIN = 0.0035, 0.001  # of it, for all that is read: what the hooks of quiet steps leave
 TASKS = 3  # that share the budget: phases, owners, batches with new shapes
 CENSUS_SHARE, CENSUS_FLOOR_NS = 0.002, 25_000  # beside it, while memory grows: a leak must get its name soon
 SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
@@ -290,12 +292,17 @@ class Governor:
         """The next step that is read is sampled."""
         self._ledger_at = self.steps
 
+    @property
+    def _hooks_ns(self) -> int:
+        """Of a quiet step. 0: not known."""
+        return _median(self._idle) if len(self._idle) >= KNOWN_AFTER else 0
+
     def _quiet_ns(self) -> float | None:
         return _median(self._quiet) if len(self._quiet) >= KNOWN_AFTER else None
 
     def _decide(self) -> str | None:
         step = _mean(self._newest)
-        self.budget_ns = max(1.0, step * STEP_SHARE)  # the clock may be set back
+        self.budget_ns = max(1.0, step * STEP_SHARE_MIN, min(step * STEP_SHARE, step * COST_SHARE - self._hooks_ns))
         each = self.budget_ns / TASKS
         # before steps without a ledger were read, those with one show that half at least
         read = self._read.cost_ns() or (UNCLOCKED * _mean(self._sampled.spent))
@@ -321,16 +328,15 @@ class Governor:
         kinds = [(kind, kind.per_step(self.steps), _mean(kind.spent)) for kind in (self._read, self._sampled)]
         cost, error, measured = self._looked.per_step(self.steps) * _mean(self._looked.spent), 0.0, True
         if len(self._idle) >= KNOWN_AFTER:
-            hooks = _median(self._idle)
-            cost, error = cost + hooks, 2 * _error(self._idle)
+            cost, error = cost + self._hooks_ns, 2 * _error(self._idle)
         else:  # those of a step that is read are more
-            hooks, measured = 0, False
+            measured = False
             quiet = max(0.0, 1 - sum(often for _, often, _ in kinds))
             cost += quiet * UNCLOCKED_MAX * max(own for _, _, own in kinds)
         for kind, often, own in kinds:
             more, inexact, most = kind.measured_ns, 0.0, UNCLOCKED_MAX * own
             if more is not None and self.read_every > 1:
-                more = max(more, int(own) - hooks)  # it is what they cost more than a quiet step, with its hooks
+                more = max(more, int(own) - self._hooks_ns)  # what they cost more than a quiet step, with its hooks
                 inexact = 2 * _error(kind.costs) + 2 * more / sqrt(len(kind.at))  # and distances are random
             if more is None or self.read_every == 1 or more + inexact > most:
                 measured = measured and not kind.steps

@@ -24,7 +24,7 @@ IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_BETWEEN = CODES[FORWARD], CODES[BACKWA
 class QuietMark:
     """`words[at] = step | CODES[phase]`; 0: the running step is read, and the status names its phase."""
 
-    __slots__ = ("at", "due_ns", "idle", "left", "only", "passed", "step", "times", "words")
+    __slots__ = ("at", "due_ns", "evaluates", "fitting", "idle", "left", "only", "passed", "step", "times", "words")
 
     def __init__(self) -> None:
         self.words: Any = array("Q", (0,))
@@ -32,6 +32,8 @@ class QuietMark:
         self.step = 0  # shifted, for the hooks
         self.idle = False  # the open step is quiet, and hooks need not call the state machine
         self.only = 0  # id of the optimizer whose step closes an idle step
+        self.fitting: set[tuple[tuple[int, ...], ...]] = set()  # shapes of batches that are known to fit
+        self.evaluates = False  # the last step that was read had a forward without a graph
         self.passed = 0  # forwards in the open step, if it is quiet
         self.left = 0  # quiet steps left
         self.due_ns = 0  # when something is to be done as a quiet step closes

@@ -118,7 +118,7 @@ class Phases:
 
     __slots__ = (  # fields used at every boundary are adjacent in memory
         "__dict__", "_counts", "_events", "_flags", "_governor", "_names", "_numbers", "_opened_ns", "_overlap_left",
-        "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "fitting", "quiet", "quiet_mark", "readers",
+        "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "quiet", "quiet_mark", "readers",
         "step",
     )  # fmt: skip
 
@@ -145,8 +145,6 @@ class Phases:
         self.request_waits = False  # a viewer's request waits for the next boundary
         self.readers: tuple[Reader, ...] | None = None  # None: not searched yet
         self.quiet = False  # the open step is not read
-        self.evaluates = False  # the last step that was read had a forward without a graph
-        self.fitting: set[tuple[tuple[int, ...], ...]] = set()  # shapes of batches that are known to fit
         self._fitting_at = 0  # bytes allocated when that was known
         self.works = False  # something is done in slices, as steps close
         self.time_idle: Callable[[], tuple[int, int] | None] | None = None  # IdleHooks.timed, until that is known
@@ -278,9 +276,9 @@ class Phases:
         if warns:
             self._flush()
         if settled:
-            if len(self.fitting) >= _FITTING_MAX:
-                self.fitting.clear()
-            self.fitting.add(tuple(shapes))
+            if len(self.quiet_mark.fitting) >= _FITTING_MAX:
+                self.quiet_mark.fitting.clear()
+            self.quiet_mark.fitting.add(tuple(shapes))
 
     def _wakes(self, gradients: bool, trains: bool, inputs: Callable[[], Inputs]) -> bool:
         """A forward begins in a quiet step. True: it is new in some way, so the step is read; nothing of it was missed.
@@ -292,7 +290,7 @@ class Phases:
         mark.passed = index + 1
         self._mark(self._thread.label)
         count, shapes = inputs() if gradients else (0, ())
-        if tuple(shapes) in self.fitting if gradients else self.evaluates:
+        if tuple(shapes) in self.quiet_mark.fitting if gradients else self.quiet_mark.evaluates:
             return False
         if not index and self._governor.may_wake():
             self._wake()
@@ -732,7 +730,7 @@ class Phases:
             )
         )
         self._forget_quiet()
-        self.evaluates = EVAL in self._counts
+        self.quiet_mark.evaluates = EVAL in self._counts
         self._forwards = self._counts.get(FORWARD, 0) + self._counts.get(EVAL, 0)
         said = self._governor.step_closed(duration, ended, may_rest=self._may_rest())
         if said is not None:
@@ -880,7 +878,7 @@ class Phases:
             allocated += figures.allocated or 0
         self.quiet_peaks = tuple(peaks)
         if abs(allocated - self._fitting_at) * 100 > allocated:  # other batches may fit now
-            self.fitting.clear()
+            self.quiet_mark.fitting.clear()
             self._fitting_at = allocated
 
     def _tell_quiet(self) -> None:

@@ -58,6 +58,7 @@ _CALLED = "called_always_called_hooks"  # a local variable of them
 _MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is set before the call's `try`
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer step
 _COMPILED = "OptimizedModule"
+_Tensor = torch.Tensor
 _PLAIN = (bool, int, float, str)  # arguments of a forward that do not change its memory by much
 _DEPTH = 10  # frames between one of our hooks and the caller of the module or engine
 _REENTRANT = checkpoint.CheckpointFunction.backward.__code__
@@ -438,6 +439,7 @@ class _Root:
     def __init__(self, hooks: Hooks, module: Module) -> None:
         self._hooks = hooks
         self._phases = hooks._phases
+        self._mark = hooks._phases.quiet_mark
         self._key = key = id(module)
         roots = hooks._roots
         self._module = weakref.ref(module, lambda _: roots.pop(key, None) and None)
@@ -546,11 +548,11 @@ class _Root:
         """A forward begins in an idle step. True: that is all, since nothing about it is new."""
         if self._module() is not module or not self.entered:
             return False
-        phases = self._phases
+        mark = self._mark
         if _records_graph():
             shapes = []
             for value in (*args, *kwargs.values()) if kwargs else args:
-                if type(value) is torch.Tensor:
+                if type(value) is _Tensor:
                     try:
                         shapes.append(value.shape)
                     except RuntimeError as error:  # a nested tensor has none
@@ -558,11 +560,10 @@ class _Root:
                         return False
                 elif value is not None and type(value) not in _PLAIN:
                     return False
-            if tuple(shapes) not in phases.fitting:
+            if tuple(shapes) not in mark.fitting:
                 return False
-        elif not phases.evaluates:
+        elif not mark.evaluates:
             return False
-        mark = phases.quiet_mark
         mark.passed += 1
         mark.words[mark.at] = mark.step | IN_FORWARD
         return True
