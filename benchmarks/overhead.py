@@ -67,8 +67,8 @@ NOTE = """Per step: CPU time of the training's process and wall time without a m
 def main() -> None:
     parser = options(__doc__, write=True)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each row (60)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(PROMISED), metavar="KIND")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[AGAIN, "gpumon"], metavar="WAY")
     parser.add_argument("--one-core", action="store_true", help="helper and viewer on the training's core")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
