@@ -51,7 +51,7 @@ def composed_apart() -> None:
     from gpumon_agent import agent as agents
     from gpumon_agent import governor, wire
 
-    governor.STEP_SHARE = 1000.0  # every step is sampled
+    governor.STEP_SHARE = governor.COST_SHARE = 1000.0  # every step is sampled
     agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
     model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(1024, 1024), nn.GELU()))).cuda()
     optimizer = torch.optim.SGD(model.parameters())
