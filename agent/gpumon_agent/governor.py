@@ -4,8 +4,8 @@ Most short steps are quiet: their hooks return at once. A step that is read cost
 the interpreter's cold caches), so its cost is the difference between its duration and that of the quiet steps around
 it. Which steps are read is drawn at random, with a generator of our own, so that the choice cannot follow the batches.
 
-Viewers are told the same figures as one: what the agent costs a mean step, hooks of quiet steps included. Where these
-leave less than usual of `COST_SHARE`, fewer steps are read.
+Viewers are told the same figures as one: what the agent costs a mean step, hooks of quiet steps included. Hooks and
+reading together get `COST_SHARE`: where the hooks take most of it, fewer steps are read.
 """
 
 from __future__ import annotations

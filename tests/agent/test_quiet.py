@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -469,6 +470,36 @@ def test_each_part_of_the_hooks_is_timed_alone(resting: Any) -> None:
         timed.append(made.timed())
     assert ran == 2 * [["_bare"], [], ["_engine"], ["_begins", "_ends"]]
     assert [each is None for each in timed] == 2 * [True, True, True, False]
+
+
+def slept(*_: Any) -> None:
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("part", "sign"), [("_bare", -1), ("_engine", 1)])
+def test_a_call_without_hooks_is_subtracted_from_the_forward(resting: Any, part: str, sign: int) -> None:
+    model_and_optimizer(resting)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    assert made.timed() is None
+    made._times.clear()
+    setattr(made, part, slept)
+    *_, (forward, stepped) = (made.timed() for _ in range(4))
+    assert forward * sign > 10_000_000 > stepped
+
+
+@pytest.mark.parametrize(("part", "calls"), [("_model", 2), ("_ends", 4)])
+def test_hooks_that_are_not_those_of_a_quiet_step_are_not_timed(resting: Any, part: str, calls: int) -> None:
+    model_and_optimizer(resting)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    assert made.timed() is None
+    kept = getattr(made, part)
+    setattr(made, part, lambda *_: None)
+    for _ in range(calls - 2):
+        assert made.timed() is None
+    with pytest.raises(RuntimeError, match="not those of a quiet step"):
+        made.timed()
+    setattr(made, part, kept)
+    assert [made.timed() is None for _ in range(5 - calls)][-1] is False  # it goes on where it was
 
 
 def test_a_timing_that_a_signal_handler_ended_does_not_spoil_the_next(resting: Any) -> None:

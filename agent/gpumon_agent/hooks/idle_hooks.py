@@ -111,9 +111,10 @@ class IdleHooks:
         else:
             self._begins(model, (), {})
             self._ends(model, (), {})
-        times.append(monotonic_ns() - began)
+        took = monotonic_ns() - began
         if not mark.idle or mark.passed != (part == 1) or len(mark.times) != (part == 3):
             self._not_idle(model)
+        times.append(took)
         if part < 3:
             return None
         bare, forward, engine, stepped = times
