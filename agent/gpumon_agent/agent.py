@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
 from gpumon_agent.oom.oom_reporter import OomReporter
 from gpumon_agent.oom.recorded_phases import RecordedPhases
+from gpumon_agent.quiet_mark import QuietMark
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.shape_model.outlook import Followed, Outlooks
 from gpumon_agent.shape_model.verdict import expandable
@@ -129,6 +130,7 @@ class Agent:
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
             functions=REGISTRY.listeners,
         )
+        self._make_mark = self._load_hooks()
         self.phases = self._make_phases(opened_ns)
         self._wire_hooks()
         self.transport = self._make_transport()
@@ -197,6 +199,11 @@ class Agent:
             await_graph=self._await_graph,
         )
 
+    def _load_hooks(self) -> Callable[[], QuietMark]:
+        from gpumon_agent.hooks import native_hooks
+
+        return self.guard.protect("forward", native_hooks.load)() or QuietMark
+
     def _make_phases(self, opened_ns: int) -> Phases:
         return Phases(
             self.recorder,
@@ -212,6 +219,7 @@ class Agent:
             take_ends=self._take_ends,
             carry_out=self._carry_out,
             on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
+            make_mark=self._make_mark,
             flush=self.flush,
             tell=self._tell,
         )
@@ -240,7 +248,8 @@ class Agent:
             notice=self.notice,
         )
         self.hooks.backward_ended = self.guard.protect("updates by hand", by_hand.backward_ended)
-        self.phases.time_idle = self.guard.protect("cost", IdleHooks(self.guard, self.outlooks).timed)
+        timed = IdleHooks(self.guard, self.outlooks, self._make_mark).timed
+        self.phases.time_idle = self.guard.protect("cost", timed)
 
     def _make_transport(self) -> Transport:
         return Transport(

@@ -42,6 +42,7 @@ _INNER = 3  # words into 3.11's PyFrameObject: a pointer to the _PyInterpreterFr
 _INNER_BYTES = _INNER * _WORD_BYTES
 _References = ctypes.POINTER(ctypes.py_object)
 
+CALL = ("self", "args", "kwargs")  # variables of `Module._call_impl`
 FRAMES_MAX = 200  # read, outwards
 
 _OURS = str(Path(__file__).parent)  # of the whole package
@@ -67,7 +68,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
 
 
 def call_reader(code: CodeType) -> Callable[[FrameType], tuple[Any, Any, Any]] | None:
-    """Reads `self`, `args` and `kwargs` of a method's running frames, in 1 µs. None: in this Python it cannot.
+    """Reads `CALL` of a method's running frames, in 1 µs. None: in this Python it cannot.
 
     Raises if one of them has no value.
     """
@@ -81,17 +82,32 @@ def call_reader(code: CodeType) -> Callable[[FrameType], tuple[Any, Any, Any]] |
     if sys.version_info >= (3, 12):
         get = _get_variable
         return lambda frame: (get(frame, "self"), get(frame, "args"), get(frame, "kwargs"))
-    names = ("self", "args", "kwargs")
-    if _read is _nothing or not set(names) <= set(code.co_cellvars):
+    layout = call_layout(code)
+    if layout is None:
         return None
-    order = _names(code)[::-1]  # on 3.10 an argument used by a closure is listed again, where its cell is
-    first, second, third = (_FIRST + len(order) - 1 - order.index(name) for name in names)
+    (first, second, third), _, start = layout
+    first, second, third = first + start, second + start, third + start
 
     def from_cells(frame: FrameType) -> tuple[Any, Any, Any]:
         slots = _slots(frame)
         return slots[first].cell_contents, slots[second].cell_contents, slots[third].cell_contents
 
     return from_cells
+
+
+def call_layout(code: CodeType) -> tuple[tuple[int, int, int], int, int] | None:
+    """Where the frames of a method store the cells of `CALL`, for C: (their places in the array, words into the frame
+    where the address of the array's owner is, or -1: the frame is the owner, words into that owner).
+
+    (0, 0, 0), -1, -1: PyFrame_GetVar reads them (Python 3.12 and newer). None: they cannot be read.
+    """
+    if sys.version_info >= (3, 12):
+        return (0, 0, 0), -1, -1
+    if _read is _nothing or not set(CALL) <= set(code.co_cellvars):
+        return None
+    order = _names(code)[::-1]  # on 3.10 an argument used by a closure is listed again, where its cell is
+    first, second, third = (len(order) - 1 - order.index(name) for name in CALL)
+    return (first, second, third), -1 if sys.version_info < (3, 11) else _INNER, _FIRST
 
 
 def users_line() -> Place | None:

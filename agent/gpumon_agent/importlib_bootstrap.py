@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpumon_agent.guard import leave_no_frame, tries_at_once
-
-if TYPE_CHECKING:  # it would load msgspec in processes that only import torch
-    from gpumon_agent.quiet_mark import QuietMark
 
 Before = Callable[..., Any]
 """Called with the call's arguments. Its result is passed to `after`; None: `after` is not called."""
@@ -38,10 +34,9 @@ def between(
     after: After,
     inert: Callable[[], bool],
     compiler: Compiler,
-    mark: QuietMark | None = None,
-    code: int = 0,
+    idle: Callable[[], bool] | None = None,
 ) -> Any:
-    """A function that calls `original` between `before` and `after`; in an idle step it only marks the phase.
+    """A function that calls `original` between `before` and `after`, but not while `idle()`.
 
     A frame that runs between two graphs of a compiled function would be compiled too. So the compiler is active in
     `original`, but not in `before` and `after`.
@@ -54,9 +49,7 @@ def between(
             token = None
             try:
                 # a compiler that traces this sees only the original
-                if mark is not None and not dynamo() and mark.idle:
-                    mark.words[mark.at] = mark.step | code
-                elif not inert():
+                if (idle is None or dynamo() or not idle()) and not inert():
                     compiles = swap(None)
                     try:
                         token = before(*args, **kwargs)
@@ -98,32 +91,26 @@ def _code(function: Any) -> Any:
 def uncompiled(
     function: Callable[..., object],
     compiler: Compiler,
-    mark: QuietMark | None = None,
-    code: int = 0,
-    due: Callable[..., object] | None = None,
+    idle: Callable[[Any], int] | None = None,
+    due: Callable[[], object] = int,
 ) -> Callable[..., None]:
     """`function` as a hook that compilers trace to nothing and never compile.
 
-    With a `mark` it is a hook of optimizers. In an idle step, the one before `optimizer.step` (no `due`) only marks
-    the phase, and the one after it ends the step, and calls `due` if something is.
+    `idle`: called first, with the hook's first argument. If that is enough it returns 1, or 2: call `due`.
     """
     traces, dynamo, swap, _ = compiler
 
     def hook(*args: Any) -> None:
         try:
-            act = function
-            if mark is not None and not dynamo() and mark.idle and mark.only == id(args[0]):
-                if due is None:
-                    mark.words[mark.at] = mark.step | code
-                    return
-                if not mark.pass_step(monotonic_ns()):
-                    return
-                act = due
-            elif traces():
+            passed = 0 if idle is None or dynamo() else idle(args[0])
+            if passed == 1 or (not passed and traces()):
                 return
             compiles = swap(None)
             try:
-                act(*args)
+                if passed:
+                    due()
+                else:
+                    function(*args)
             finally:
                 swap(compiles)
         except BaseException as error:  # the user's: what a signal handler raises, or a listener

@@ -10,12 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpumon_agent.importlib_bootstrap import After, Before, Compiler, between, uncompiled
-
-if TYPE_CHECKING:
-    from gpumon_agent.quiet_mark import QuietMark
 
 
 class Replaced(NamedTuple):
@@ -302,28 +299,26 @@ def around(
     after: After,
     *,
     inert: Callable[[], bool] | None = None,
-    mark: QuietMark | None = None,
-    code: int = 0,
+    idle: Callable[[], bool] | None = None,
 ) -> Any:
     """`original`, between two functions of ours, neither of which may raise.
 
     `before` gets the call's arguments, and what it returns goes to `after` with the result or the exception; None: no
     `after`. The user's exception leaves without a frame of ours, a warning names the user's line. While `inert()`, by
-    default while a compiler traces, both are left out. In an idle step, too: then the `mark` gets `code`.
+    default while a compiler traces, both are left out. While `idle()`, too.
     """
     compiler = _compiler()
-    return between(original, before, after, inert or compiler.traces, compiler, mark, code)
+    return between(original, before, after, inert or compiler.traces, compiler, idle)
 
 
 def hook(
     function: Callable[..., object],
-    mark: QuietMark | None = None,
-    code: int = 0,
-    due: Callable[..., object] | None = None,
+    idle: Callable[[Any], int] | None = None,
+    due: Callable[[], object] = int,
 ) -> Callable[..., None]:
     """`function` as one of torch's hooks, which returns None. While a compiler traces it is left out; see `uncompiled`
-    for `mark`, `code` and `due`."""
-    return uncompiled(function, _compiler(), mark, code, due)
+    for `idle` and `due`."""
+    return uncompiled(function, _compiler(), idle, due)
 
 
 def frame_compiler() -> Callable[[Any], Any]:

@@ -1,13 +1,17 @@
 """Step and phase of a step that is not read, as one word: a hook stores a number, and the helper reads it.
 
-All that the hooks of an idle step (hooks.phases) read or write is in one object, and so in few cache lines.
+All that the hooks of an idle step (hooks.phases) read or write is in one object, and so in few cache lines. Where they
+are compiled, that object is hooks.native_hooks.NativeMark.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from array import array
 from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import Any
 
 from gpumon_agent.wire import BACKWARD, BETWEEN, EVAL, FORWARD, GRAPH_REPLAY, LOAD, OPTIMIZER
@@ -16,15 +20,18 @@ _PHASES = ("", BETWEEN, FORWARD, EVAL, BACKWARD, OPTIMIZER, GRAPH_REPLAY, LOAD)
 CODES = {phase: code for code, phase in enumerate(_PHASES) if phase}
 BITS = 3
 A_STEP = 1 << BITS
-_TIMES_MAX = 4_096  # of quiet steps between two counts; only more if counting has failed
+TIMES_MAX = 4_096  # of quiet steps between two counts; only more if counting has failed
+FITTING_MAX = 4_096  # shapes of batches that are known to fit
 
 IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_BETWEEN = CODES[FORWARD], CODES[BACKWARD], CODES[OPTIMIZER], CODES[BETWEEN]
+PASSED, DUE = 1, 2
+"""An idle step has closed. DUE: call `Phases.do_quietly`."""
+
+Shapes = Sequence[Sequence[int]]
 
 
 class QuietMark:
     """`words[at] = step | CODES[phase]`; 0: the running step is read, and the status names its phase."""
-
-    __slots__ = ("at", "due_ns", "evaluates", "fitting", "idle", "left", "only", "passed", "step", "times", "words")
 
     def __init__(self) -> None:
         self.words: Any = array("Q", (0,))
@@ -32,12 +39,12 @@ class QuietMark:
         self.step = 0  # shifted, for the hooks
         self.idle = False  # the open step is quiet, and hooks need not call the state machine
         self.only = 0  # id of the optimizer whose step closes an idle step
-        self.fitting: set[tuple[tuple[int, ...], ...]] = set()  # shapes of batches that are known to fit
         self.evaluates = False  # the last step that was read had a forward without a graph
         self.passed = 0  # forwards in the open step, if it is quiet
         self.left = 0  # quiet steps left
         self.due_ns = 0  # when something is to be done as a quiet step closes
-        self.times: deque[int] = deque(maxlen=_TIMES_MAX)  # when quiet steps closed that are not counted yet
+        self._times: deque[int] = deque(maxlen=TIMES_MAX)
+        self._fitting: set[tuple[tuple[int, ...], ...]] = set()
 
     def share(self, words: memoryview[int], at: int) -> None:
         """From here on the word is in memory that the helper sees.
@@ -46,31 +53,96 @@ class QuietMark:
         """
         if getattr(sys, "_is_gil_enabled", lambda: True)():
             words[at] = self.words[self.at]
-            self.words, self.at = words, at
+            self._put_in(words, at)
 
     def keep(self) -> None:
         """The shared memory is about to be unmapped."""
-        self.words, self.at = array("Q", (self.words[self.at],)), 0
+        self._put_in(array("Q", (self.words[self.at],)), 0)
+
+    def _put_in(self, words: Any, at: int) -> None:
+        self.words, self.at = words, at
 
     def begin(self, step: int, phase: str = BETWEEN) -> None:
         self.step = step << BITS
-        self.words[self.at] = self.step | CODES[phase]
+        self.enter(CODES[phase])
 
-    def pass_step(self, now: int) -> bool:
-        """A quiet step closes. True: call `Phases.do_quietly`. It runs unguarded and with cold caches, so it does
-        nothing that can wait or fail."""
-        self.times.append(now)
-        self.passed = 0
-        left = self.left = self.left - 1
-        step = self.step = self.step + A_STEP
-        self.words[self.at] = step | IN_BETWEEN
-        return left <= 0 or now >= self.due_ns
+    def enter(self, code: int) -> None:
+        self.words[self.at] = self.step | code
 
     def end(self) -> None:
         self.words[self.at] = 0
 
     def read(self) -> tuple[int, str] | None:
         return marked(self.words[self.at])
+
+    def pass_step(self, now: int) -> bool:
+        """A quiet step closes. True: call `Phases.do_quietly`. It runs unguarded and with cold caches, so it does
+        nothing that can wait or fail."""
+        self._times.append(now)
+        self.passed = 0
+        left = self.left = self.left - 1
+        step = self.step = self.step + A_STEP
+        self.words[self.at] = step | IN_BETWEEN
+        return left <= 0 or now >= self.due_ns
+
+    @property
+    def times(self) -> Sequence[int]:
+        """When quiet steps closed that are not counted yet."""
+        return self._times
+
+    def forget_times(self) -> None:
+        self._times.clear()
+
+    # -------------------------------------------------------------------------------- shapes of batches known to fit
+
+    def fit(self, shapes: Shapes) -> None:
+        if len(self._fitting) >= FITTING_MAX:
+            self.forget_shapes()
+        self._fitting.add(tuple(map(tuple, shapes)))
+
+    def fits(self, shapes: Shapes) -> bool:
+        return tuple(shapes) in self._fitting
+
+    def forget_shapes(self) -> None:
+        self._fitting.clear()
+
+    # ---------------------------------------------------------------------------------------------------- for the hooks
+
+    def forwards(self, model: weakref.ref[Any]) -> Callable[[], bool] | None:
+        """A function for `__bool__` of the model's hook dict, called by `Module._call_impl`: whether the step is idle
+        and nothing about the call is new. Then a forward has begun. None: it is not compiled."""
+        return None
+
+    def enters(self, code: int) -> Callable[[], bool]:
+        """A function that says whether the step is idle. Then a phase has begun."""
+
+        def entered() -> bool:
+            if self.idle:
+                self.words[self.at] = self.step | code
+            return self.idle
+
+        return entered
+
+    def begins(self, code: int) -> Callable[[Any], bool]:
+        """The same, if it is given the optimizer whose step closes an idle step."""
+
+        def began(optimizer: Any) -> bool:
+            if self.idle and self.only == id(optimizer):
+                self.words[self.at] = self.step | code
+                return True
+            return False
+
+        return began
+
+    def closes(self) -> Callable[[Any], int]:
+        """A function that closes an idle step, if that optimizer does: PASSED or DUE, else 0."""
+
+        def closed(optimizer: Any) -> int:
+            if not self.idle or self.only != id(optimizer):
+                return 0
+            return DUE if self.pass_step(monotonic_ns()) else PASSED
+
+        return closed
 
 
 def marked(word: int) -> tuple[int, str] | None:

@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 from gpumon.cli.printing import say
-from gpumon_agent.allocator import native
+from gpumon_agent import compiled
 
 OLDEST_TORCH = (2, 9)
 """has c10::getDeviceAllocator (pytorch#138222)"""
 PATIENCE_S = 60.0
-_LOADS = "import sys, torch, ctypes; ctypes.PyDLL(sys.argv[1]).gpumon_boundary"
+_LOADS = "import sys, torch, ctypes; each = ctypes.PyDLL(sys.argv[1]); each.gpumon_boundary, each.gpumon_hook"
 
 
 class NotBuilt(Exception):
@@ -36,8 +36,8 @@ def find() -> tuple[Path, bool]:
     if not list((folder / "lib").glob("libc10_[ch]*.so")):
         raise NotNeeded(f"torch {version} supports only the CPU: there is no CUDA allocator to read")
     try:
-        path = native.build_path(version, git_version)
-        return path, path.exists() and native.is_whole(path.read_bytes())
+        path = compiled.build_path(version, git_version)
+        return path, path.exists() and compiled.is_whole(path.read_bytes())
     except (RuntimeError, OSError) as error:
         raise NotBuilt(f"the native reader has no place to be kept in ({error})") from error
 
@@ -70,7 +70,7 @@ def build(*, again: bool = True) -> Path:
             except NotBuilt:
                 failed.touch()
                 raise
-            made.write_bytes(native.sealed(made.read_bytes()))
+            made.write_bytes(compiled.sealed(made.read_bytes()))
             made.chmod(0o700)
             made.rename(path)
             failed.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def _compile(compiler: str, target: Path) -> None:
         say(f"gpumon: compiling its reader of the allocator for torch {version}, once", err=True)
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
     for command in (
-        [compiler, *flags, str(native.SOURCE), "-lc10", "-o", str(target)],
+        [compiler, *flags, *map(str, compiled.SOURCES), "-lc10", "-o", str(target)],
         [sys.executable, "-c", _LOADS, str(target)],
     ):
         try:

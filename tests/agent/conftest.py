@@ -9,6 +9,7 @@ import pytest
 
 from gpumon_agent import agent as agents
 from gpumon_agent import governor, wire
+from gpumon_agent.quiet_mark import QuietMark
 
 FLAGS = {
     wire.INFERRED: "inferred",
@@ -64,14 +65,25 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     assert not failed
 
 
+@pytest.fixture(params=["in Python", "compiled"])
+def hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which hooks of idle steps run."""
+    compiled = request.param == "compiled"
+    monkeypatch.setenv("GPUMON_NATIVE", "on" if compiled else "off")
+    if compiled:
+        request.getfixturevalue("native_reader")
+    return str(request.param)
+
+
 @pytest.fixture
-def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def resting(monkeypatch: pytest.MonkeyPatch, hooks: str) -> Iterator[Watched]:
     """An agent that reads four steps, and then rests for as long as the test wants."""
     monkeypatch.setenv("GPUMON_GOVERNOR", "on")
     monkeypatch.setattr(governor, "READ_FIRST", 4)
     monkeypatch.setattr(governor, "READ_AGAIN_NS", 1 << 61)
     monkeypatch.setattr(governor.Governor, "_decide", lambda self: None)
     watched = Watched()
+    assert (type(watched.agent.phases.quiet_mark) is not QuietMark) is (hooks == "compiled")
     watched.agent.governor.read_every = watched.agent.governor.ledger_every = 10**9
     yield watched
     watched.agent.leave("stopped")

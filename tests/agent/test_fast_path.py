@@ -106,6 +106,7 @@ def test_a_mode_of_the_user_does_not_see_us_read_the_shapes(idle: Any) -> None:
     assert "__get__" not in seen
 
 
+@pytest.mark.parametrize("hooks", ["in Python"], indirect=True)
 def test_what_fails_in_the_look_at_a_call_does_not_reach_the_training(
     idle: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,4 +134,4 @@ def test_the_arguments_of_a_running_call_are_read() -> None:
     model = Reads()
     model(batch, factor=2)
     assert (read[0], read[1][0], read[2]) == (model, batch, {"factor": 2})
-    assert frames.call_reader(torch_hooks._CALL) is not None
+    assert frames.call_reader(torch_hooks.CALL) is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumon_agent.allocator import native
+from gpumon_agent import compiled
 
 Gpu = Callable[..., Any]
 
@@ -64,7 +64,7 @@ def test_it_is_used_after_three_readings_that_equal_torchs(virtual_gpu: Gpu, cac
 def test_one_that_differs_from_torch_is_not_used(virtual_gpu: Gpu, cached: Path, tmp_path: Path) -> None:
     (tmp_path / "wrong.c").write_text(WRONG)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(cached), str(tmp_path / "wrong.c")], check=True)
-    cached.write_bytes(native.sealed(cached.read_bytes()))
+    cached.write_bytes(compiled.sealed(cached.read_bytes()))
     natively, said, last, (allocated, _) = run(virtual_gpu, cached)
     assert not any(natively)
     assert said == ["the native reader of the allocator is not used: it differs from torch.cuda.memory_stats()"]
@@ -79,7 +79,7 @@ def test_one_that_others_could_change_is_not_loaded(virtual_gpu: Gpu, cached: Pa
     assert not said
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF", native.sealed(b"no library"), None])
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", compiled.sealed(b"no library"), None])
 def test_what_cannot_be_loaded_is_as_if_it_were_not_there(
     virtual_gpu: Gpu, cached: Path, content: bytes | None
 ) -> None:

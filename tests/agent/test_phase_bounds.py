@@ -140,5 +140,5 @@ def test_4096_shapes_of_batches_that_fit_are_known_at_one_time() -> None:
     known = []
     for length in range(10_000):
         training.forward((2, length))
-        known.append(len(training.phases.quiet_mark.fitting))
+        known.append(len(training.phases.quiet_mark._fitting))
     assert max(known) == 4_096

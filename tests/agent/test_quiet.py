@@ -448,7 +448,7 @@ def test_hooks_are_timed_in_a_program_that_compiles(resting: Any, monkeypatch: A
 def test_each_part_of_the_hooks_is_timed_alone(resting: Any) -> None:
     """After another part, their common code is in the caches: together they take half as long."""
     model_and_optimizer(resting)
-    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks, resting.agent._make_mark)
     ran: list[list[str]] = []
 
     def noted(name: str) -> Any:
@@ -479,7 +479,7 @@ def slept(*_: Any) -> None:
 @pytest.mark.parametrize(("part", "sign"), [("_bare", -1), ("_engine", 1)])
 def test_a_call_without_hooks_is_subtracted_from_the_forward(resting: Any, part: str, sign: int) -> None:
     model_and_optimizer(resting)
-    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks, resting.agent._make_mark)
     assert made.timed() is None
     made._times.clear()
     setattr(made, part, slept)
@@ -490,7 +490,7 @@ def test_a_call_without_hooks_is_subtracted_from_the_forward(resting: Any, part:
 @pytest.mark.parametrize(("part", "calls"), [("_model", 2), ("_ends", 4)])
 def test_hooks_that_are_not_those_of_a_quiet_step_are_not_timed(resting: Any, part: str, calls: int) -> None:
     model_and_optimizer(resting)
-    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks, resting.agent._make_mark)
     assert made.timed() is None
     kept = getattr(made, part)
     setattr(made, part, lambda *_: None)
@@ -504,7 +504,7 @@ def test_hooks_that_are_not_those_of_a_quiet_step_are_not_timed(resting: Any, pa
 
 def test_a_timing_that_a_signal_handler_ended_does_not_spoil_the_next(resting: Any) -> None:
     model_and_optimizer(resting)
-    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks)
+    made: Any = IdleHooks(resting.agent.guard, resting.agent.outlooks, resting.agent._make_mark)
     assert [made.timed() is None for _ in range(7)] == [True, True, True, False, True, True, True]
     ends = made._ends
 

@@ -8,6 +8,7 @@ costs half. Their data are not those of the training's hooks, and what they evic
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -22,6 +23,7 @@ from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.hooks.torch_hooks import Hooks
 from gpumon_agent.patching import around
+from gpumon_agent.quiet_mark import IN_BACKWARD, QuietMark
 from gpumon_agent.shape_model.outlook import Outlooks
 
 _FAR = 1 << 62
@@ -45,8 +47,8 @@ class _OwnHooks(Hooks):
 
 
 class IdleHooks:
-    def __init__(self, guard: Guard, outlooks: Outlooks) -> None:
-        self._guard, self._outlooks = guard, outlooks
+    def __init__(self, guard: Guard, outlooks: Outlooks, make_mark: Callable[[], QuietMark]) -> None:
+        self._guard, self._outlooks, self._make_mark = guard, outlooks, make_mark
         self._made = False
         self._times: list[int] = []
 
@@ -60,6 +62,7 @@ class IdleHooks:
             step_closes=lambda _: None,
             step_closed=lambda *_: None,
             opened_ns=0,
+            make_mark=self._make_mark,
         )
         hooks = _OwnHooks(
             phases,
@@ -74,12 +77,14 @@ class IdleHooks:
         )
         self._bare, self._model, self._input = torch.nn.Identity(), torch.nn.Identity(), torch.empty(0, device="cpu")
         hooks.watch(self._model)
-        hooks._roots[id(self._model)].entered = True
+        root = hooks._roots[id(self._model)]
+        root.entered = True
+        root._pass_natively()
         mark = self._mark = phases.quiet_mark
-        self._engine = around(lambda: None, self._not_idle, lambda *_: None, mark=mark)
+        self._engine = around(lambda: None, self._not_idle, lambda *_: None, idle=mark.enters(IN_BACKWARD))
         self._begins, self._ends = hooks._step_hooks()
         phases.quiet = mark.idle = mark.evaluates = True
-        mark.fitting.add((self._input.shape,))
+        mark.fit((self._input.shape,))
         mark.only = id(self._model)
         mark.left = mark.due_ns = _FAR
 
@@ -99,7 +104,7 @@ class IdleHooks:
             self._made = True
         mark, model, times = self._mark, self._model, self._times
         mark.passed = 0  # a signal handler may have ended the last call
-        mark.times.clear()
+        mark.forget_times()
         part = len(times)
         began = monotonic_ns()
         if part == 0:

@@ -75,7 +75,6 @@ _LOOK_NS = 100_000_000  # between two looks at viewers' requests, in quiet steps
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
 _ENDS_TOGETHER = 8  # looked at in one go: most of what that costs are cold caches
 _ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
-_FITTING_MAX = 4_096  # shapes of batches that are known to fit
 
 
 class _Thread:
@@ -138,6 +137,7 @@ class Phases:
         take_ends: Callable[[list[QuietEnd]], object] = lambda _: None,
         carry_out: Callable[[], object] = int,
         on_batch: Callable[..., tuple[bool, bool] | None] | None = None,
+        make_mark: Callable[[], QuietMark] = QuietMark,
         flush: Callable[[], object] = int,
         tell: Callable[[], object] = int,
     ) -> None:
@@ -149,7 +149,7 @@ class Phases:
         self.works = False  # something is done in slices, as steps close
         self.time_idle: Callable[[], tuple[int, int] | None] | None = None  # IdleHooks.timed, until that is known
         self._forwards = 0  # in the last step that was read
-        self.quiet_mark = QuietMark()
+        self.quiet_mark = make_mark()
         self._quiet_steps = 0  # since the last step that was read
         self.quiet_peaks: tuple[QuietPeak, ...] = ()  # of those steps, once the step after them has begun
         self._ends: list[QuietEnd] = []
@@ -276,9 +276,7 @@ class Phases:
         if warns:
             self._flush()
         if settled:
-            if len(self.quiet_mark.fitting) >= _FITTING_MAX:
-                self.quiet_mark.fitting.clear()
-            self.quiet_mark.fitting.add(tuple(shapes))
+            self.quiet_mark.fit(shapes)
 
     def _wakes(self, gradients: bool, trains: bool, inputs: Callable[[], Inputs]) -> bool:
         """A forward begins in a quiet step. True: it is new in some way, so the step is read; nothing of it was missed.
@@ -290,7 +288,7 @@ class Phases:
         mark.passed = index + 1
         self._mark(self._thread.label)
         count, shapes = inputs() if gradients else (0, ())
-        if tuple(shapes) in self.quiet_mark.fitting if gradients else self.quiet_mark.evaluates:
+        if mark.fits(shapes) if gradients else mark.evaluates:
             return False
         if not index and self._governor.may_wake():
             self._wake()
@@ -773,8 +771,7 @@ class Phases:
         self.quiet_mark.idle = False
 
     def _mark(self, phase: str) -> None:
-        mark = self.quiet_mark
-        mark.words[mark.at] = mark.step | CODES.get(phase, IN_BETWEEN)
+        self.quiet_mark.enter(CODES.get(phase, IN_BETWEEN))
 
     def _close_quietly(self) -> None:
         mark = self.quiet_mark
@@ -835,7 +832,7 @@ class Phases:
         self._governor.quiet_closed([b - a for a, b in pairwise((self._step_opened_ns, *times))])
         self._step_opened_ns = times[-1]
         self._recorder.now = (self.step, BETWEEN, times[-1])
-        times.clear()
+        self.quiet_mark.forget_times()
 
     def _end_quietly(self, step: int, ended: int) -> None:
         """Reads what is allocated as a quiet step ends: the series that a leak is found in."""
@@ -878,7 +875,7 @@ class Phases:
             allocated += figures.allocated or 0
         self.quiet_peaks = tuple(peaks)
         if abs(allocated - self._fitting_at) * 100 > allocated:  # other batches may fit now
-            self.quiet_mark.fitting.clear()
+            self.quiet_mark.forget_shapes()
             self._fitting_at = allocated
 
     def _tell_quiet(self) -> None:

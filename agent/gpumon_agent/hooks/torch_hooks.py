@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn import Module
-from torch.nn.modules import module as modules
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -31,6 +30,7 @@ from gpumon_agent.guard import Guard, guard, leave_no_frame, pass_on, tries_at_o
 from gpumon_agent.hooks import model_discovery
 from gpumon_agent.hooks.backward_roots import leads_to
 from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
+from gpumon_agent.hooks.native_hooks import CALL, EVERY_MODULES
 from gpumon_agent.hooks.phases import Inputs, Phases
 from gpumon_agent.hooks.tracebacks import as_without_hooks
 from gpumon_agent.patching import Patches, around
@@ -48,12 +48,8 @@ _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # an identifier: any number below 0 would do, as torch's hook ids count up from there
 _HOOKED = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_always_called")
 _CALLS = ("_call_impl", "inner")  # Module's; the second is nested in the first
-_CALL = Module._call_impl.__code__
-_read_call = frames.call_reader(_CALL)
+_read_call = frames.call_reader(CALL)
 _swap_compiler = patching.frame_compiler()
-_EVERY_MODULES = tuple(
-    vars(modules)[f"_global_{name}_hooks"] for name in ("backward_pre", "backward", "forward", "forward_pre")
-)
 _CALLED = "called_always_called_hooks"  # a local variable of them
 _MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is set before the call's `try`
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer step
@@ -174,6 +170,7 @@ class _EntryHooks(_Hooks):
     """A root's `_forward_pre_hooks`: while a step is idle, torch calls `forward` at once if nothing is new about it."""
 
     root: _Root | None = None
+    passes: Callable[[], bool] | None = None  # the same, compiled
 
     @tries_at_once
     def __bool__(self) -> bool:
@@ -186,6 +183,9 @@ class _EntryHooks(_Hooks):
                 return True
             if _dynamo():
                 return False
+            passes = self.passes
+            if passes is not None and passes():
+                return False
             frame = sys._getframe(1)
             root = self.root
             mark = self.mark
@@ -193,11 +193,11 @@ class _EntryHooks(_Hooks):
                 root is None
                 or mark is None
                 or not mark.idle
-                or frame.f_code is not _CALL
+                or frame.f_code is not CALL
                 or _read_call is None
                 or _is_tracing()
                 or _has_function_mode()
-                or any(_EVERY_MODULES)
+                or any(EVERY_MODULES)
             ):
                 return not _is_compiling() and _KEY in self and frame.f_code.co_name in _CALLS
             compiles = _swap_compiler(None)
@@ -285,8 +285,7 @@ class Hooks:
             "_engine_run_backward",
             protect("backward", self._engine_begins),
             protect("backward", self._engine_ends),
-            mark=self._phases.quiet_mark,
-            code=IN_BACKWARD,
+            idle=self._phases.quiet_mark.enters(IN_BACKWARD),
         )
         observe(torch.amp.GradScaler, "step", self._scaler_begins, protect("scaler", self._scaler_ends))
         compiled = protect("compile", self._compiled)
@@ -341,8 +340,8 @@ class Hooks:
         begins, ends = protect("optimizer", self._step_begins), protect("optimizer", self._step_ends)
         due = protect("optimizer", self._phases.do_quietly)
         return (
-            patching.hook(lambda optimizer, *_: begins(optimizer), mark, IN_OPTIMIZER),
-            patching.hook(lambda optimizer, *_: ends(optimizer), mark, due=lambda *_: due()),
+            patching.hook(lambda optimizer, *_: begins(optimizer), mark.begins(IN_OPTIMIZER)),
+            patching.hook(lambda optimizer, *_: ends(optimizer), mark.closes(), due),
         )
 
     def _step_begins(self, optimizer: Any) -> None:
@@ -446,6 +445,7 @@ class _Root:
         self.entered = self.functional = self.evaluated = False
         self._raising = 0  # id of the exception being handled when the forward began
         self._undo: list[Callable[[], None]] = []
+        self._entry: _EntryHooks | None = None
         self._begins = hooks._guard.protect("forward", self._forward_begins)
         self._ends = hooks._guard.protect("forward", self._forward_ends)
 
@@ -500,8 +500,15 @@ class _Root:
             if isinstance(hooked, _EntryHooks):
                 hooked.mark, hooked.root = mark, self
                 hooked.move_to_end(_KEY, last=False)
+                self._entry = hooked
+                if self.entered:
+                    self._pass_natively()
             _swap(module, name, plain, hooked)
             self._undo.append(functools.partial(self._unhook, name, plain))
+
+    def _pass_natively(self) -> None:
+        if self._entry is not None:
+            self._entry.passes = self._mark.forwards(self._module)
 
     def _unhook(self, name: str, plain: OrderedDict[int, Any]) -> None:
         module = self._module()
@@ -550,7 +557,7 @@ class _Root:
             return False
         mark = self._mark
         if _records_graph():
-            shapes = []
+            shapes: list[tuple[int, ...]] = []
             for value in (*args, *kwargs.values()) if kwargs else args:
                 if type(value) is _Tensor:
                     try:
@@ -560,12 +567,12 @@ class _Root:
                         return False
                 elif value is not None and type(value) not in _PLAIN:
                     return False
-            if tuple(shapes) not in mark.fitting:
+            if not mark.fits(shapes):
                 return False
         elif not mark.evaluates:
             return False
         mark.passed += 1
-        mark.words[mark.at] = mark.step | IN_FORWARD
+        mark.enter(IN_FORWARD)
         return True
 
     def _forward_begins(self, module: Module, args: Any, kwargs: Any) -> None:
@@ -580,6 +587,7 @@ class _Root:
             return
         if not self.entered:
             self.entered = True
+            self._pass_natively()
             self.functional = _is_below(_FUNCTIONAL)
             hooks._entered(module)
         phases = hooks._phases

@@ -1,0 +1,256 @@
+"""The compiled hooks of idle steps do what those in Python do, and keep nothing alive."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpumon_agent.hooks import native_hooks
+from gpumon_agent.quiet_mark import DUE, IN_BACKWARD, IN_OPTIMIZER, PASSED, QuietMark
+
+Make = Callable[[], QuietMark]
+
+
+@pytest.fixture
+def make(native_reader: Path) -> Make:
+    made = native_hooks.load()
+    assert made is not None
+    return made
+
+
+def state(mark: QuietMark) -> list[Any]:
+    names = ("step", "only", "left", "due_ns", "passed", "idle", "evaluates")
+    return [len(mark.times), mark.read(), *(getattr(mark, name) for name in names)]
+
+
+def test_both_kinds_of_mark_go_through_the_same_states(make: Make) -> None:
+    marks = [QuietMark(), make()]
+    optimizer, other = object(), object()
+    hooks: list[dict[str, Any]] = [
+        {"enter": m.enters(IN_BACKWARD), "begin": m.begins(IN_OPTIMIZER), "close": m.closes()} for m in marks
+    ]
+    for mark in marks:
+        mark.begin(7)
+        mark.only, mark.due_ns = id(optimizer), 1 << 62
+    chance = random.Random(3)
+    seen = set()
+    for _ in range(9_000):
+        what = chance.choice(("enter", "begin", "close", "close", "close", "idle", "left", "count", "due", "pass"))
+        which, number = chance.choice((optimizer, optimizer, other)), chance.randint(1, 3)
+        answers: list[Any] = []
+        for mark, own in zip(marks, hooks, strict=True):
+            if what == "idle":
+                mark.idle = number > 1
+            elif what == "left":
+                mark.left = mark.passed = number
+            elif what == "due":
+                mark.due_ns = 1 << 62 if number > 1 else 0
+            elif what == "pass":
+                answers.append(mark.pass_step(5))
+            elif what == "count":
+                if number == 1:
+                    mark.forget_times()
+            else:
+                answers.append(own[what](*(() if what == "enter" else (which,))))
+        assert answers[1:] == answers[:-1]
+        assert state(marks[0]) == state(marks[1])
+        seen.add((what, *answers[:1]))
+    assert {("close", 0), ("close", PASSED), ("close", DUE), ("enter", True), ("begin", False)} < seen
+
+
+def test_the_time_at_which_a_step_closed_is_pythons(make: Make) -> None:
+    from time import monotonic_ns
+
+    mark = make()
+    mark.idle, mark.only, mark.left, mark.due_ns = True, id(mark), 9, 1 << 62
+    before = monotonic_ns()
+    assert mark.closes()(mark) == PASSED
+    assert before <= mark.times[0] <= monotonic_ns()
+    close = mark.closes()
+    for _ in range(5_000):
+        before = monotonic_ns()
+        close(mark)
+    assert len(mark.times) == 4_096
+    assert mark.times[-2] < before <= mark.times[-1]
+    mark.due_ns = monotonic_ns()
+    assert mark.closes()(mark) == DUE
+
+
+def test_4096_times_and_4096_shapes_are_kept(make: Make) -> None:
+    mark: Any = make()
+    for number in range(10_000):
+        mark.pass_step(number)
+        mark.fit(((2, number),))
+    assert len(mark.times) == 4_096
+    assert (mark.times[0], mark.times[-1]) == (0, 9_999)
+    kept = [number for number in range(10_000) if mark.fits(((2, number),))]
+    assert kept == list(range(2 * 4_096, 10_000))
+    assert mark._known == len(kept) == sum(each != 0 for each in mark._hashes)
+
+
+class Model(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class _Tensor(torch.Tensor):
+    pass
+
+
+def call(mark: QuietMark, model: nn.Module, asked: nn.Module, *args: Any, **kwargs: Any) -> bool:
+    """What a hook for `model` answers in a call of `asked`."""
+
+    class Asks(dict[Any, Any]):
+        def __bool__(self) -> bool:
+            answers.append(ask())
+            return False
+
+    answers: list[bool] = []
+    ask: Any = mark.forwards(weakref.ref(model))
+    vars(asked)["_forward_pre_hooks"] = Asks()
+    asked(*args, **kwargs)
+    return answers[0]
+
+
+def test_a_call_is_known_by_the_shapes_of_all_its_tensors(make: Make) -> None:
+    mark, model = make(), Model()
+    mark.idle = True
+    mark.begin(7)
+    chance = random.Random(5)
+    shapes: list[tuple[int, ...]] = [(), (1,), (2, 3), (3, 2), (6,), (0, 4)]
+    for _ in range(50):
+        mark.fit([chance.choice(shapes) for _ in range(chance.randint(1, 3))])
+    plain = (None, True, 3, 0.5, "text")
+    answers = []
+    for _ in range(1_000):
+        arguments = [
+            torch.empty(chance.choice(shapes)) if chance.random() < 0.7 else chance.choice(plain)
+            for _ in range(chance.randint(0, 4))
+        ]
+        named = chance.randint(0, len(arguments))
+        args, kwargs = arguments[named:], {f"a{at}": each for at, each in enumerate(arguments[:named])}
+        read = [each.shape for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        before = mark.passed
+        answer = call(mark, model, model, *args, **kwargs)
+        assert answer is mark.fits(read)
+        assert mark.passed - before == answer
+        answers.append(answer)
+    assert 50 < sum(answers) < 950
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "argument",
+    [
+        [torch.ones(2, 3)],
+        (torch.ones(2, 3),),
+        {"batch": torch.ones(2, 3)},
+        object(),
+        b"",
+        torch.ones(2, 3).as_subclass(_Tensor),
+        nn.Parameter(torch.ones(2, 3)),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+)
+def test_what_may_hold_tensors_is_left_to_python(make: Make, argument: Any) -> None:
+    mark, model = make(), Model()
+    mark.idle = True
+    mark.fit(())
+    mark.fit(((2, 3),))
+    assert call(mark, model, model)
+    assert call(mark, model, model, torch.ones(2, 3))
+    given = argument() if callable(argument) else argument
+    assert not call(mark, model, model, given)
+    assert not call(mark, model, model, named=given)
+
+
+def test_without_a_graph_an_evaluation_must_be_known(make: Make) -> None:
+    mark, model = make(), Model()
+    mark.idle = True
+    with torch.no_grad():
+        assert not call(mark, model, model)
+        mark.evaluates = True
+        assert call(mark, model, model, [object()])
+
+
+def test_only_the_models_own_calls_by_torch_are_known(make: Make) -> None:
+    mark, model = make(), Model()
+    mark.idle = True
+    mark.fit(())
+    assert not call(mark, model, Model())
+    ask = mark.forwards(weakref.ref(model))
+    assert ask is not None
+    assert not ask()  # not called by torch
+    registered = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not call(mark, model, model)
+    registered.remove()
+    mark.idle = False
+    assert not call(mark, model, model)
+    gone = weakref.ref(Model())
+    assert gone() is None
+    mark.idle = True
+    ask = mark.forwards(gone)
+    assert ask is not None
+    vars(model)["_forward_pre_hooks"] = type("Asks", (dict,), {"__bool__": lambda self: ask()})()
+    model()
+    assert mark.passed == 0
+
+
+def test_nothing_is_kept_alive(make: Make) -> None:
+    mark, model = make(), Model()
+    mark.idle = True
+    mark.fit(((3, 4),))
+    batch, text, optimizer = torch.empty(3, 4), "text" * 9, object()
+    mark.only = id(optimizer)
+    kept = (mark, model, batch, text, optimizer, torch.Tensor, type(None), str, native_hooks.CALL)
+    counts = list(map(sys.getrefcount, kept))
+    for _ in range(1_000):
+        call(mark, model, model, batch, text, None)
+        call(mark, model, model, batch, text, [])
+        mark.begins(IN_OPTIMIZER)(optimizer)
+        mark.closes()(optimizer)
+        mark.enters(IN_BACKWARD)()
+    vars(model)["_forward_pre_hooks"] = {}
+    gc.collect()
+    assert [abs(a - b) < 500 for a, b in zip(counts, map(sys.getrefcount, kept), strict=True)] == [True] * len(kept)
+    hook = mark.enters(IN_BACKWARD)
+    gone = weakref.ref(mark)
+    del mark, kept
+    assert hook()
+    assert gone() is not None
+    del hook
+    assert gone() is None
+
+
+@pytest.mark.parametrize("answer", [lambda asks: True, lambda asks: False, lambda asks: not asks()])
+def test_hooks_that_give_wrong_answers_are_not_used(make: Make, answer: Callable[[Any], bool]) -> None:
+    mark: Any = make()
+    right = mark.forwards
+
+    def wrong(model: Any) -> Callable[[], bool]:
+        asks = right(model)
+        return lambda: answer(asks)
+
+    mark.forwards = wrong
+    assert not native_hooks._is_right(mark)
+    assert native_hooks._is_right(make())
+
+
+@pytest.mark.usefixtures("make")
+@pytest.mark.parametrize(
+    ("owner", "name", "answer"), [(native_hooks.ctypes, "sizeof", 1), (native_hooks.frames, "call_layout", None)]
+)
+def test_a_library_with_another_layout_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, answer: Any
+) -> None:
+    monkeypatch.setattr(owner, name, lambda _: answer)
+    assert native_hooks.load() is None
