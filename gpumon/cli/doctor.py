@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @click.command("doctor")
 @click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and until when.")
-@click.option("--build", is_flag=True, help="First compile the agent's native reader of the allocator for this torch.")
+@click.option("--build", is_flag=True, help="First compile the agent's hooks and its reader of the allocator for this torch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(*, replaced: bool, build: bool, as_json: bool) -> None:
     """Show what gpumon finds on this machine, and what is missing.
@@ -189,7 +189,7 @@ def judge_torch(facts: dict[str, Any]) -> Iterator[Seen]:
 
 def _native_reader() -> Iterator[Seen]:
     """Nothing if torch has no GPU."""
-    slower = "the agent reads the allocator through torch's dict, at four times the cost"
+    slower = "the agent's hooks and its reader of the allocator run in Python, at two to four times the cost"
     try:
         path, there = native_reader.find()
         if there:

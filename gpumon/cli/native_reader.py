@@ -83,7 +83,7 @@ def _compile(compiler: str, target: Path) -> None:
     """And loads it once, in a process of its own."""
     folder, version, _ = _torch()
     if sys.stderr.isatty():
-        say(f"gpumon: compiling its reader of the allocator for torch {version}, once", err=True)
+        say(f"gpumon: compiling its hooks and its reader of the allocator for torch {version}, once", err=True)
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
     for command in (
         [compiler, *flags, *map(str, compiled.SOURCES), "-lc10", "-o", str(target)],
