@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @click.command("doctor")
 @click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and until when.")
-@click.option("--build", is_flag=True, help="First compile the agent's hooks and its reader of the allocator for this torch.")
+@click.option("--build", is_flag=True, help="First compile the agent's C++ for this torch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(*, replaced: bool, build: bool, as_json: bool) -> None:
     """Show what gpumon finds on this machine, and what is missing.

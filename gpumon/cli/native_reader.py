@@ -1,4 +1,4 @@
-"""Compiles the agent's native reader of the allocator for the installed torch, once, into the user's cache."""
+"""Compiles the agent's C++ (its reader of the allocator, hooks) for the installed torch, into the user's cache."""
 
 from __future__ import annotations
 
