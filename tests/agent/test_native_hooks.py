@@ -254,3 +254,19 @@ def test_a_library_with_another_layout_is_not_used(
 ) -> None:
     monkeypatch.setattr(owner, name, lambda _: answer)
     assert native_hooks.load() is None
+
+
+@pytest.mark.usefixtures("make")
+def test_the_program_does_not_see_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    registered = nn.modules.module.register_module_forward_pre_hook(lambda *each: seen.append(each))
+    assert native_hooks.load() is None
+    registered.remove()
+
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self)
+        return self._call_impl(*args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", called)
+    assert native_hooks.load() is not None
+    assert not seen

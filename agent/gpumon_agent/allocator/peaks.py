@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Any
 
-from gpumon_agent import environment
 from gpumon_agent.allocator import native
 from gpumon_agent.allocator.native import DISTURBED, READ, RESET
 from gpumon_agent.guard import say
@@ -196,8 +195,7 @@ class Peaks:
         self._installed = False
         self._leaving = False
         self._tell = tell
-        off = bounds or environment.value("GPUMON_NATIVE") == "off"
-        self._native = None if off else native.load()
+        self._native = None if bounds else native.load()
         self._proofs_left = PROOFS
         self._unused = native.Peaks()
         for before in REGISTRY.lingering[:]:  # started again after stop(): keep the user's older peaks

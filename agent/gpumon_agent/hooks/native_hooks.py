@@ -133,7 +133,7 @@ def hashed(numbers: Iterable[int]) -> int:
 
 def load() -> Callable[[], NativeMark] | None:
     """Makes marks. None: the functions were not built, or cannot be used here."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if sysconfig.get_config_var("Py_GIL_DISABLED") or modules._has_any_global_hook():  # they would see our modules
         return None
     library = compiled.load()
     if library is None:
@@ -204,7 +204,7 @@ def _is_right(mark: NativeMark) -> bool:
     mark.fit(((3, 3), (5,)))
 
     def answers(model: Any, *args: Any, **kwargs: Any) -> bool:
-        model(*args, **kwargs)
+        modules.Module._call_impl(model, *args, **kwargs)  # a program may have replaced `__call__`
         return asks.pop("answer") is True
 
     with torch.enable_grad():
