@@ -196,7 +196,7 @@ def _native_reader() -> Iterator[Seen]:
             yield Seen("ok", "reader", f"native, {path}")
         else:
             native_reader.compiler()
-            yield Seen("note", "reader", f"{slower}: compile the native one with: gpumon doctor --build")
+            yield Seen("note", "reader", f"{slower}: compile them with: gpumon doctor --build")
     except native_reader.NotNeeded:
         return
     except native_reader.NotBuilt as reason:
