@@ -166,7 +166,7 @@ def gpumon(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({}, "compile the native one with: gpumon doctor --build"),
+        ({}, "compile them with: gpumon doctor --build"),
         ({"CXX": "no-such-compiler"}, "no-such-compiler was not found; set CXX"),
     ],
 )
