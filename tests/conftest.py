@@ -194,17 +194,26 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.fixture(scope="session")
-def native_reader() -> Path:
-    """The native reader for the tests' torch, built. Skips, or fails, as `virtual_gpu` does; without g++ it skips."""
+def native_build() -> tuple[Path | None, str]:
+    """The native reader for the tests' torch, built; or None and why there is none."""
     code = "from gpumon.cli import native_reader; print(native_reader.build())"
     ran = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=300)
-    if ran.returncode:
-        why = ran.stderr.strip().splitlines()[-1]
-        required = os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1" and os.environ.get("GPUMON_OLDER_TORCH") != "1"
-        if required and shutil.which("g++") is not None:
-            pytest.fail(why)
+    if not ran.returncode:
+        return Path(ran.stdout.strip()), ""
+    why = ran.stderr.strip().splitlines()[-1]
+    required = os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1" and os.environ.get("GPUMON_OLDER_TORCH") != "1"
+    if required and shutil.which("g++") is not None:
+        pytest.fail(why)
+    return None, why
+
+
+@pytest.fixture(scope="session")
+def native_reader(native_build: tuple[Path | None, str]) -> Path:
+    """Skips, or fails, as `virtual_gpu` does; without g++ it skips."""
+    path, why = native_build
+    if path is None:
         pytest.skip(why)
-    return Path(ran.stdout.strip())
+    return path
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumon_agent.importlib_bootstrap import After, Before, Compiler, between, uncompiled
@@ -308,6 +308,7 @@ def around(
     default while a compiler traces, both are left out. While `idle()`, too.
     """
     compiler = _compiler()
+    never_compiled(idle)
     return between(original, before, after, inert or compiler.traces, compiler, idle)
 
 
@@ -318,7 +319,14 @@ def hook(
 ) -> Callable[..., None]:
     """`function` as one of torch's hooks, which returns None. While a compiler traces it is left out; see `uncompiled`
     for `idle` and `due`."""
+    never_compiled(idle)
     return uncompiled(function, _compiler(), idle, due)
+
+
+def never_compiled(function: Any) -> None:
+    """torch.compile shall not see this function's frames. Without: it counts them, even if it skips them."""
+    if isinstance(function, FunctionType):
+        _compiler().skip(function.__code__)
 
 
 def frame_compiler() -> Callable[[Any], Any]:

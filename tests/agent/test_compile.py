@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,3 +121,60 @@ def test_phases_are_seen_around_compiled_code(
     both: tuple[dict[str, Any], dict[str, Any]], case: str, phases: list[str]
 ) -> None:
     assert both[1][case][2] == phases
+
+
+QUIET = """
+import json, sys
+import torch
+from torch._dynamo.utils import counters
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+agent = None
+if sys.argv[1] == "yes":
+    from gpumon_agent import governor
+    from gpumon_agent.agent import Agent
+    governor.READ_FIRST, governor.READ_AGAIN_NS = 4, 1 << 61
+    governor.Governor._decide = lambda self: None
+    agent = Agent(publish=False)
+    agent.adopt(model, optimizer)
+    agent.governor.read_every = agent.governor.ledger_every = 10**9
+
+def step(x):
+    loss = model(x).sum()
+    loss.backward()
+    return loss.detach() + 1
+
+for _ in range(12):
+    step(torch.ones(2, 8))
+    optimizer.step()
+if agent is not None:
+    assert agent.phases.quiet_mark.idle
+compiled = torch.compile(step, backend="eager")
+for _ in range(3):
+    compiled(torch.ones(2, 8))
+    optimizer.step()
+if agent is not None:
+    assert agent.phases.quiet_mark.idle
+print(json.dumps({key: dict(counters[key]) for key in ("stats", "graph_break", "frames", "unimplemented")}))
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("native", ["on", "off"])
+def test_graphs_of_quiet_steps_and_the_frames_counted_are_the_same(
+    tmp_path: Path, native: str, request: pytest.FixtureRequest
+) -> None:
+    if native == "on":
+        request.getfixturevalue("native_reader")
+    path = tmp_path / "script.py"
+    path.write_text(QUIET)
+    bare, watched = (
+        subprocess.run(
+            [sys.executable, str(path), watched], capture_output=True, text=True, timeout=100, check=True,
+            env={**os.environ, "GPUMON_NATIVE": native},
+        ).stdout
+        for watched in ("no", "yes")
+    )  # fmt: skip
+    assert watched == bare
+    assert json.loads(bare)["frames"]["total"] > 2

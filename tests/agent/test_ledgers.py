@@ -57,7 +57,7 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
         assert len(ledgers) == len(phases) > 3
         # a kept workspace (torch before 2.15) is known at the second look, within the first step
         first = 1 if any(owners.workspaces for owners, _ in ledgers) else 0
-        aborted = 0
+        aborted_in = -1
         for owners, walked in ledgers:
             lines = ledger.lines(phases[owners.step, owners.phase, owners.index], owners)
             assert lines is not None
@@ -68,9 +68,10 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
             if OLDER_TORCH and owners.hidden:
                 continue  # a first layer's half-precision weights, which only autocast's cache holds: it says so
             if READABLE and owners.step >= first:
-                before, aborted = aborted, phases[owners.step, owners.phase, owners.index].flags & wire.ABORTED
-                # the engine's thread may hold the gradient that it came to for a moment longer
-                known = OF_THE_FRAMES if aborted or before else 0
+                if phases[owners.step, owners.phase, owners.index].flags & wire.ABORTED:
+                    aborted_in = owners.step
+                # the engine's thread holds the gradient that it came to until it runs again
+                known = OF_THE_FRAMES if aborted_in == owners.step else 0
                 assert 0 <= (lines.unexplained or 0) <= max(AT_BOUNDARIES * (lines.allocated or 0), known), owners
         peaks = [wire.Ledger(**e["peak"]) for e in entries if "peak" in e]
         for peak in peaks:

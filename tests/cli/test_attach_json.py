@@ -136,10 +136,10 @@ def test_for_ends_after_so_many_seconds(session: Session) -> None:
 
 
 def test_when_the_training_ends_goodbye_is_the_last_object(session: Session) -> None:
-    session.train(40)
+    session.train(200)
     made = session.objects()
     assert (made[-1]["type"], made[-1]["reason"]) == ("goodbye", "finished")
-    assert [each["step"] for each in made if each["type"] == "step"][-1] == 39
+    assert [each["step"] for each in made if each["type"] == "step"][-1] == 199
 
 
 def test_a_training_killed_hard_is_lost_and_the_stream_ends(session: Session) -> None:
@@ -199,7 +199,7 @@ def test_a_target_that_is_not_there_is_one_sentence(session: Session, target: st
 
 
 def test_a_reader_that_pauses_misses_nothing(session: Session) -> None:
-    training = session.train(150, 0.01)
+    training = session.train(150, 0.04)
     attached = session.attach()
     training.communicate(timeout=300)  # far more than a pipe holds was printed meanwhile, and nobody read it
     out, _ = attached.communicate(timeout=300)

@@ -70,7 +70,7 @@ def scripts(device: str) -> list[Script]:
 
 MODES = ("run", "run-off", "watch", "watch-off")
 """`gpumon run` or the two lines; with the governor, or without it: then every step is sampled. First and last, and both
-in between, are opposites."""
+in between, are opposites. Under `gpumon run` the hooks of idle steps are compiled, if they can be."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ def short(one: str, other: str) -> str:
 class Runs:
     """Of one device. One bare run serves all modes; where something differs, a second shows whether bare runs do."""
 
-    def __init__(self, device: str, environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, device: str, environment: Mapping[str, str], folder: Path, native: Path | None) -> None:
         self.device = device
         self._folder = folder
         self._bare: dict[str, Run] = {}
@@ -141,6 +141,9 @@ class Runs:
         }
         for name in ("run", "home", "tmp", "inductor"):
             (folder / name).mkdir(mode=0o700)
+        if native is not None:
+            (folder / "home" / ".cache" / "gpumon").mkdir(parents=True, mode=0o700)
+            shutil.copytree(native.parent, folder / "home" / ".cache" / "gpumon" / "native")
 
     def compare(self, script: Script, mode: str) -> None:
         """Fail with everything in which a watched run differs from a bare one, if a second bare one does not."""
@@ -170,6 +173,7 @@ class Runs:
         if mode.startswith("watch"):
             environment["SAME_WATCH"] = "1"
         environment["GPUMON_GOVERNOR"] = "off" if mode.endswith("-off") else "on"
+        environment["GPUMON_NATIVE"] = "on" if mode.startswith("run") else "off"
         cwd = self._folder / "cwd"
         shutil.rmtree(cwd, ignore_errors=True)
         cwd.mkdir()

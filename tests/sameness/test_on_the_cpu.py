@@ -14,9 +14,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[Runs]:
+def runs(native_build: tuple[Path | None, str]) -> Iterator[Runs]:
     with tempfile.TemporaryDirectory(prefix="gm") as folder:  # a socket's path: 107 bytes
-        runs = Runs("cpu", os.environ, Path(folder))
+        runs = Runs("cpu", os.environ, Path(folder), native_build[0])
         yield runs
         runs.close()
 

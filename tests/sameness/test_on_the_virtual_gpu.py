@@ -17,10 +17,10 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[Runs]:
+def runs(native_build: tuple[Path | None, str]) -> Iterator[Runs]:
     environment = virtual.environment(sys.executable, memory="2GiB")
     with tempfile.TemporaryDirectory(prefix="gm") as folder:  # a socket's path: 107 bytes
-        runs = Runs("cuda", environment, Path(folder))
+        runs = Runs("cuda", environment, Path(folder), native_build[0])
         yield runs
         runs.close()
     vgpu.remove_session(environment["VGPU_SESSION"])

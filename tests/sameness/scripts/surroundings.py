@@ -25,7 +25,7 @@ for _ in range(12):
     optimizer.step()
     optimizer.zero_grad()
 if case == "process":
-    hidden = ("SAME_WATCH", "GPUMON_GOVERNOR", "PYTHONPATH")
+    hidden = ("SAME_WATCH", "GPUMON_GOVERNOR", "GPUMON_NATIVE", "PYTHONPATH")
     tell("environment", sorted((k, v) for k, v in os.environ.items() if k not in hidden))
     tell("argv", [sys.argv, sys.path, sys.flags, sys.executable, sys.prefix, list(sys._xoptions)])
     tell("main", sorted(vars(sys.modules["__main__"])))
