@@ -218,6 +218,7 @@ class Agent:
             read_end=self.devices.end,
             take_ends=self._take_ends,
             carry_out=self._carry_out,
+            asked=self._asked,
             on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
             make_mark=self._make_mark,
             flush=self.flush,
@@ -373,7 +374,6 @@ class Agent:
     def look_for_devices(self) -> None:
         self._follow_wrappers()
         self.phases.readers = self.devices.readers()
-        self.phases.ends_every_ns = self.devices.ends_every_ns
         self.devices.look(self.phases.readers)
         self.outlooks.limits |= self.devices.limits
         self.devices.observe_oom()
@@ -495,6 +495,9 @@ class Agent:
         if awaited:
             self.phases.read_soon()
             self.governor.sample_soon()
+
+    def _asked(self) -> bool:
+        return self.transport.running and (self.transport.asked or self.recorder.waits)
 
     def _carry_out(self) -> None:
         self.requests.carry_out()

@@ -90,6 +90,15 @@ class QuietMark:
         """When quiet steps closed that are not counted yet."""
         return self._times
 
+    @property
+    def uncounted(self) -> int:
+        return len(self._times)
+
+    @property
+    def closed_ns(self) -> int:
+        """When the last of them closed."""
+        return self._times[-1]
+
     def forget_times(self) -> None:
         self._times.clear()
 

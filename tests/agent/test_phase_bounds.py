@@ -113,17 +113,37 @@ def test_the_ends_of_any_number_of_quiet_steps_are_a_series_of_at_most_256() -> 
     assert decode_event(encode_event(closed)) == closed
 
 
-def test_ends_are_looked_at_in_tens_where_a_look_finds_five() -> None:
-    """A look has cold caches, which cost more than the ends do. So fewer than eight wait for the next, 0.1 s later."""
-    training = Training(every_ns=MS)
+def test_ends_are_looked_at_every_two_seconds_or_as_soon_as_a_viewer_asks() -> None:
+    """A look has cold caches, which cost more than the ends do."""
+    asks = [False]
+    training = Training(every_ns=MS, asked=lambda: asks[0])
     training.rest()
     training.quiet_steps(1, ns=MS)
-    training.quiet_steps(100, ns=20 * MS)
-    assert training.told[1:] == [10] * 9
+    training.quiet_steps(220, ns=20 * MS)
+    assert training.told[1:] == [100] * 2
+    asks[0] = True
+    training.quiet_steps(5, ns=20 * MS)
+    assert training.told[3:] == [21, *[1] * 4]
+
+
+def test_a_viewer_is_heard_within_a_tenth_of_a_second_where_no_ends_are_read() -> None:
+    asked = []
+    training = Training(asked=lambda: bool(asked.append(training.now)))
+    training.rest()
+    training.quiet_steps(1_000, ns=MS)
+    assert {b - a for a, b in pairwise(asked[1:])} == {100 * MS}
+
+
+def test_quiet_steps_are_counted_before_their_list_is_full() -> None:
+    training = Training(every_ns=0)
+    training.rest()
+    training.quiet_steps(1, ns=MS)
+    training.quiet_steps(40_000, ns=MS // 25)
+    assert max(training.governor.counted) < 4_096
 
 
 def test_durations_of_4096_steps_are_kept_if_counting_fails() -> None:
-    """The list must not grow for a whole run. A tenth of a second, after which steps are counted, has fewer steps."""
+    """The list must not grow for a whole run. They are counted sooner otherwise."""
     training = Training()
     training.rest()
     training.quiet_steps(10_000, ns=MS, counts=False)

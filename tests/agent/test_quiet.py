@@ -289,17 +289,16 @@ def figures() -> None:
 
     from gpumon_agent import agent as agents
     from gpumon_agent import governor, wire
-    from gpumon_agent.allocator import devices
     from gpumon_agent.registry import REGISTRY
 
     governor.READ_FIRST = 5
     governor.READ_AGAIN_NS = 1 << 61
     governor.Governor._decide = lambda self: None
-    devices.ENDS_EVERY_NS = devices.ENDS_EVERY_BY_DICT_NS = 1
     model = torch.nn.Linear(256, 256).cuda()
     optimizer = torch.optim.SGD(model.parameters())
     agent = REGISTRY.agent = agents.Agent("test", publish=False)
     agent.governor.read_every = agent.governor.ledger_every = 10**9
+    agent.phases.ends_every_ns = 1
     agent.adopt(model, optimizer)
     batch = torch.ones(16, 256, device="cuda")
     kept, allocated = [], {}

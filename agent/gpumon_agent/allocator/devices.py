@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 SLICE_TENSORS = 4096
 
 
-ENDS_EVERY_NS, ENDS_EVERY_BY_DICT_NS = 50_000_000, 100_000_000
-
-
 class Devices:
     """One probe per backend, created when a model is first found there; CUDA's at once."""
 
@@ -135,11 +132,6 @@ class Devices:
     def peaks(self) -> Peaks | None:
         """The readers of CUDA's allocator. None: it has none, or no statistics."""
         return self._cuda.peaks if self._cuda is not None else None
-
-    @property
-    def ends_every_ns(self) -> int:
-        """How often `end` may be called in steps that are not read: it costs 4 to 30 µs, by torch's dict twice that."""
-        return ENDS_EVERY_NS if self.native else ENDS_EVERY_BY_DICT_NS
 
     @property
     def native(self) -> bool:

@@ -76,6 +76,15 @@ class NativeMark(ctypes.Structure, QuietMark):
     def times(self) -> Sequence[int]:
         return list(self._closed_ns[: self._closed])
 
+    @property
+    def uncounted(self) -> int:
+        return self._closed
+
+    @property
+    def closed_ns(self) -> int:
+        newest: int = self._closed_ns[self._closed - 1]
+        return newest
+
     def forget_times(self) -> None:
         self._closed = 0
 

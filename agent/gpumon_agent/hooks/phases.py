@@ -38,7 +38,7 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, QuietMark
+from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, TIMES_MAX, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
@@ -71,9 +71,10 @@ Inputs = tuple[int, Sequence[tuple[int, ...]]]
 _OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
 _OPTIMIZERS_MAX = 64  # listed per step
-_LOOK_NS = 100_000_000  # between two looks at viewers' requests, in quiet steps
+_ASK_NS = 100_000_000  # between two questions whether a viewer wants something, in quiet steps
+_LOOK_NS = 2_000_000_000  # between two accounts of quiet steps. The helper asks for one each second, as long as it lives
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
-_ENDS_TOGETHER = 8  # looked at in one go: most of what that costs are cold caches
+ENDS_EVERY_NS = 100_000_000  # how often allocated bytes are read at the end of a quiet step: it costs 4 to 60 µs
 _ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
 
 
@@ -136,6 +137,7 @@ class Phases:
         read_end: Callable[[Any], tuple[int, int] | None] = lambda _: None,
         take_ends: Callable[[list[QuietEnd]], object] = lambda _: None,
         carry_out: Callable[[], object] = int,
+        asked: Callable[[], bool] = lambda: False,
         on_batch: Callable[..., tuple[bool, bool] | None] | None = None,
         make_mark: Callable[[], QuietMark] = QuietMark,
         flush: Callable[[], object] = int,
@@ -154,10 +156,11 @@ class Phases:
         self.quiet_peaks: tuple[QuietPeak, ...] = ()  # of those steps, once the step after them has begun
         self._ends: list[QuietEnd] = []
         self._ends_taken = 0  # of them
-        self.ends_every_ns = 0  # set with the readers; 0: an end is not read
+        self.ends_every_ns = ENDS_EVERY_NS  # 0: none is read
         self._ends_apart_ns = self._ends_due_ns = 0
         self._whole_only = False  # every event matters: named phases, optimizer steps inside the engine
-        self._until_ns = self._look_due_ns = 0
+        self._until_ns = self._look_due_ns = self._ask_due_ns = 0
+        self._quiet_ns = 0  # spent as quiet steps closed, since the last account of them
         self._recorder = recorder
         self._append = recorder.append
         self._numbers, self._put = recorder.numbers, recorder.put
@@ -171,6 +174,7 @@ class Phases:
         self._take_ends = take_ends
         self._work = work  # called as a quiet step closes, while `works`
         self._carry_out = carry_out
+        self._asked = asked  # whether `tell` would find something to send or to hear
         self._flush = flush  # sends the recorded events, at the end of a step
         self._tell = tell  # the same within a step, where short phases are sent together
         self._on_batch = on_batch  # Outlooks.batch
@@ -786,11 +790,13 @@ class Phases:
     def do_quietly(self) -> None:
         """What is due as a quiet step closes."""
         mark = self.quiet_mark
-        began, now = monotonic_ns(), mark.times[-1]
-        self._count_quiet()
+        began, now = monotonic_ns(), mark.closed_ns
         wakes = mark.left <= 0 or now >= self._until_ns
+        looks = now + _SOON_NS >= self._look_due_ns or mark.uncounted > TIMES_MAX // 2 or self._asked()
+        if wakes or looks or self.works:
+            self._count_quiet()
         if now + _SOON_NS >= self._ends_due_ns and self._ends_apart_ns:
-            self._end_quietly(self.step - 1, now)
+            self._end_quietly((mark.step >> BITS) - 1, now)
         if wakes:
             self._governor.wake(now)
             self._wake()
@@ -798,16 +804,18 @@ class Phases:
             self._step_begins()
         if self.works:
             self._work(self.step)
-        looks = now + _SOON_NS >= self._look_due_ns
         if looks:
             self._look_due_ns = now + _LOOK_NS
-            if len(self._ends) - self._ends_taken >= _ENDS_TOGETHER:
-                self._tell_ends()
+            self._tell_ends()
             self._closed()
         if not wakes:
+            self._ask_due_ns = now + _ASK_NS
             self._set_due()
-            self._governor.looked(monotonic_ns() - began)
-            if looks and mark.idle and self.time_idle is not None:
+            self._quiet_ns += monotonic_ns() - began
+            if looks:
+                self._governor.looked(self._quiet_ns)
+                self._quiet_ns = 0
+            if mark.idle and self.time_idle is not None:
                 self._time_idle()
 
     def _time_idle(self) -> None:
@@ -819,7 +827,7 @@ class Phases:
 
     def _set_due(self) -> None:
         ends = self._ends_due_ns if self._ends_apart_ns else self._until_ns
-        self.quiet_mark.due_ns = 0 if self.works else min(ends, self._look_due_ns, self._until_ns)
+        self.quiet_mark.due_ns = 0 if self.works else min(ends, self._ask_due_ns, self._until_ns)
 
     def _count_quiet(self) -> None:
         """Counts the quiet steps that have closed since the last call."""

@@ -43,6 +43,11 @@ class Recorder:
         if not self._inert:
             self.put((next(self.numbers), event))
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to drain."""
+        return bool(self._events)
+
     def drain(self) -> list[tuple[int, NumberedEvent]]:
         """All events since the last call, in order; builds the Phases. Only one thread may drain at a time."""
         drained: list[tuple[int, NumberedEvent]] = []

@@ -101,6 +101,12 @@ class Transport:
     def running(self) -> bool:
         return self._memory is not None
 
+    @property
+    def asked(self) -> bool:
+        """Of one that runs: whether `flush` has something to hear, or to send besides events."""
+        assert self._long is not None
+        return self._back.has_newer or self._picture_due or bool(self._waiting) or self._long.waiting_bytes > 0
+
     # --------------------------------------------------------------------------------------------------- start and end
 
     def start(self) -> None:
