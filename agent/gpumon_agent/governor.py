@@ -4,8 +4,8 @@ Most short steps are quiet: their hooks return at once. A step that is read cost
 the interpreter's cold caches), so its cost is the difference between its duration and that of the quiet steps around
 it. Which steps are read is drawn at random, with a generator of our own, so that the choice cannot follow the batches.
 
-Viewers are told the same figures as one: what the agent costs a mean step, hooks of quiet steps included. Hooks and
-reading together get `COST_SHARE`: where the hooks take most of it, fewer steps are read.
+Viewers are told the same figures as one: what the agent costs a mean step, quiet steps included. All together get
+`COST_SHARE`: where quiet steps take most of it, fewer steps are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import ceil, sqrt
 from gpumon_agent.cost import Cost
 
 COST_SHARE = 0.01  # of the mean step, for all that we do
-STEP_SHARE, STEP_SHARE_MIN = 0.0035, 0.001  # of it, for all that is read: what the hooks of quiet steps leave
+STEP_SHARE, STEP_SHARE_MIN = 0.0025, 0.001  # of it, for all that is read: what quiet steps leave
 TASKS = 3  # that share the budget: phases, owners, batches with new shapes
 CENSUS_SHARE, CENSUS_FLOOR_NS = 0.002, 25_000  # beside it, while memory grows: a leak must get its name soon
 SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
@@ -156,7 +156,7 @@ class Governor:
         self._quiet: deque[int] = deque(maxlen=2 * NEWEST)  # durations
         self._newest: deque[int] = deque(maxlen=2 * NEWEST)  # of all steps
         self._read, self._sampled = _Kind(), _Kind()
-        self._looked = _Kind()  # quiet steps at whose end something was due
+        self._looked = _Kind()  # accounts of what was due as quiet steps closed
         self._idle: deque[int] = deque(maxlen=NEWEST)  # what the hooks of a quiet step cost
         self.cost: Cost | None = None  # of all that we do; None: not known
         self._closed: _Kind | None = None  # of the step that was read last
@@ -175,6 +175,11 @@ class Governor:
         """Of a step, for a census."""
         return max(CENSUS_FLOOR_NS, int(_mean(self._newest) * CENSUS_SHARE))
 
+    @property
+    def reads_on(self) -> bool:
+        """The next step is read, too, and neither is one of the first, whose figures are wanted at once."""
+        return not (self.quiet or self._off) and self.steps > READ_FIRST
+
     def quiet_closed(self, durations_ns: Sequence[int]) -> None:
         """Steps closed that were not read."""
         self.steps += len(durations_ns)
@@ -191,7 +196,7 @@ class Governor:
             spent[-1] += ns
 
     def looked(self, ns: int) -> None:
-        """As a quiet step closed, something was due."""
+        """What was due as quiet steps closed, since the last call."""
         self._looked.add(ns, self.steps)
 
     def idled(self, ns: int) -> bool:
@@ -297,12 +302,18 @@ class Governor:
         """Of a quiet step. 0: not known."""
         return _median(self._idle) if len(self._idle) >= KNOWN_AFTER else 0
 
+    @property
+    def _due_ns(self) -> float:
+        """Of a mean step, for what is due as quiet steps close."""
+        return self._looked.per_step(self.steps) * _mean(self._looked.spent)
+
     def _quiet_ns(self) -> float | None:
         return _median(self._quiet) if len(self._quiet) >= KNOWN_AFTER else None
 
     def _decide(self) -> str | None:
         step = _mean(self._newest)
-        self.budget_ns = max(1.0, step * STEP_SHARE_MIN, min(step * STEP_SHARE, step * COST_SHARE - self._hooks_ns))
+        left = step * COST_SHARE - self._hooks_ns - self._due_ns
+        self.budget_ns = max(1.0, step * STEP_SHARE_MIN, min(step * STEP_SHARE, left))
         each = self.budget_ns / TASKS
         # before steps without a ledger were read, those with one show that half at least
         read = self._read.cost_ns() or (UNCLOCKED * _mean(self._sampled.spent))
@@ -326,7 +337,7 @@ class Governor:
     def _cost_of(self, step_ns: float) -> Cost:
         """Each part as measured. If one is not, or less closely than our clock limits it, so much at most."""
         kinds = [(kind, kind.per_step(self.steps), _mean(kind.spent)) for kind in (self._read, self._sampled)]
-        cost, error, measured = self._looked.per_step(self.steps) * _mean(self._looked.spent), 0.0, True
+        cost, error, measured = self._due_ns, 0.0, True
         if len(self._idle) >= KNOWN_AFTER:
             cost, error = cost + self._hooks_ns, 2 * _error(self._idle)
         else:  # those of a step that is read are more

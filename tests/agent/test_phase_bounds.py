@@ -36,6 +36,10 @@ class Resting(Governor):
         self.quiet_left = self.until_ns = 1 << 62
         return None
 
+    @property
+    def reads_on(self) -> bool:
+        return not self.quiet
+
     def wake(self, now_ns: int) -> None:
         self.quiet = False
 
@@ -140,6 +144,15 @@ def test_quiet_steps_are_counted_before_their_list_is_full() -> None:
     training.quiet_steps(1, ns=MS)
     training.quiet_steps(40_000, ns=MS // 25)
     assert max(training.governor.counted) < 4_096
+
+
+def test_a_step_is_sent_at_once_unless_the_next_is_read_too() -> None:
+    sent: list[str] = []
+    training = Training(flush=lambda: sent.append("at once"), tell=lambda: sent.append("soon"))
+    training.step()
+    assert sent[-1] == "soon"
+    training.step()
+    assert (sent[-1], training.phases.quiet) == ("at once", True)
 
 
 def test_durations_of_4096_steps_are_kept_if_counting_fails() -> None:

@@ -223,3 +223,30 @@ def test_a_handler_may_raise_anywhere(what: str) -> None:
         [sys.executable, "-c", RAISES + what], capture_output=True, text=True, timeout=240, cwd=HERE, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+ASKS = """
+trains = started()
+assert trains.transport.wait_ready(60)
+os.kill(trains.transport._helper, signal.SIGSTOP)
+atexit.register(kill, trains)
+transport, asked = trains.transport, []
+while transport.asked:
+    transport.flush()
+told(trains, 2)
+asked.append(transport.asked)
+transport.flush()
+asked.append(transport.asked)
+transport.say(trains.picture())
+asked.append(transport.asked)
+while transport.asked:
+    transport.flush()
+print(asked, trains.taken)
+"""
+
+
+def test_it_is_asked_for_while_it_has_a_request_to_hear_or_a_description_to_send() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RAISES + ASKS], capture_output=True, text=True, timeout=120, cwd=HERE, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[True, False, True] ['census']\n", "")

@@ -72,7 +72,7 @@ _OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
 _OPTIMIZERS_MAX = 64  # listed per step
 _ASK_NS = 100_000_000  # between two questions whether a viewer wants something, in quiet steps
-_LOOK_NS = 2_000_000_000  # between two accounts of quiet steps. The helper asks for one each second, as long as it lives
+_LOOK_NS = 2_000_000_000  # between two accounts of quiet steps. While the helper lives it asks for one each second
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
 ENDS_EVERY_NS = 100_000_000  # how often allocated bytes are read at the end of a quiet step: it costs 4 to 60 µs
 _ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
@@ -744,7 +744,10 @@ class Phases:
         _, phase, since = self._recorder.now
         self._recorder.now = (step + 1, phase, since)
         self._step_closed(step, reads)
-        self._flush()
+        if self._governor.reads_on:
+            self._tell()
+        else:
+            self._flush()
         if self._governor.quiet:
             self._rest(phase)
 

@@ -46,7 +46,7 @@ MiB.
 RESTARTS_MAX = 3
 _SILENT_NS = 3_000_000_000  # of the helper, which writes every second: then we check that it is alive
 _PUMP_NS, _PUMP_MAX_NS = 200_000, 5_000_000  # per boundary, for encoding long messages
-_TOGETHER_NS = 10_000_000
+_TOGETHER_NS = 50_000_000
 _PUMP_SHARE = 50  # 1/50 of the time since the last boundary
 _VIEWER_AWAITED_S = 30.0  # if GPUMON_AWAIT_VIEWER is 1: a dry run may end before a viewer can attach
 _LAST_WORDS_S = 0.04
@@ -220,7 +220,7 @@ class Transport:
 
     @one_thread_at_a_time
     def tell(self) -> None:
-        """At each boundary: what the training does now. Short phases are sent together: a kill loses the last 10 ms."""
+        """At each boundary: what the training does now. Short phases are sent together: a kill loses the last 50 ms."""
         if self._busy:
             return
         step, phase, since = self._now()
