@@ -16,8 +16,9 @@ history            `torch.cuda.memory._record_memory_history()`
 
 Steps of 0.4 to 100 ms of linear layers; `rollout`: 300 forwards without gradients, then a step; `modules`: a thousand
 small modules. Reported are the mean differences of CPU time of the training's process, and of wall time, per step, each
-with its 95 % interval (bootstrap of turns). A kind that has a promise is void if half the A/A's interval is more than a
-third of it.
+with its 95 % interval (bootstrap of turns), and the median of a turn's CPU time against that of the turn beside it. A
+slow moment of the machine moves no median; nor do steps that are read, which are few. A kind that has a promise is void
+if half the A/A's interval is more than a third of it.
 
 Not seen: what a monitor costs while it is out, as TraceML's threads; the helper process (benchmarks/helper.py). The
 training has the first core, what it starts has the others, or the same one with `--one-core`.
@@ -40,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from common import interval, options, write
@@ -60,7 +61,8 @@ TURN_S = 0.005
 CLOCKS = (time.process_time, time.perf_counter)
 TRACEML = "traceml-ai"
 NOTE = """Per step: CPU time of the training's process and wall time without a monitor, and what each way adds, with its
-95 % interval. `bare again` is the noise. On the virtual GPU kernels take no time, so every step is bound by the host.
+95 % interval: a mean, and the median of CPU time, which shows what steps cost that are not read. `bare again` is the
+noise. On the virtual GPU kernels take no time, so every step is bound by the host.
 """
 
 
@@ -85,18 +87,23 @@ def main() -> None:
 
 
 def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iterator[str]:
-    yield f"| {kind} | CPU, ms | adds, µs | % | wall, ms | adds, µs | % |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    yield f"| {kind} | CPU, ms | adds, µs | % | median, % | wall, ms | adds, µs | % |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
     noise = 0.0
     for way in args.ways:
         cells = []
-        for bare, differences in measured(way, kind, args, known):
-            middle, low, high = interval(differences)
+        for out, differences in measured(way, kind, args, known):
+            bare = mean(out)
+            found = interval(differences)
             if way == AGAIN:
-                noise = max(noise, 100 * (high - low) / 2 / bare)
-            for scale, digits in ((1e6, 1), (100 / bare, 2)):
+                noise = max(noise, 100 * (found[2] - found[1]) / 2 / bare)
+            shown = [(found, 1e6, 1), (found, 100 / bare, 2)]
+            if not cells:
+                against = [each / beside for each, beside in zip(differences, out, strict=True)]
+                shown.append((interval(against, median), 100, 2))
+            cells.append(f"{1000 * bare:.3f}")
+            for (middle, low, high), scale, digits in shown:
                 cells.append(f"{scale * middle:+.{digits}f} ({scale * low:+.{digits}f} to {scale * high:+.{digits}f})")
-            cells[-2:-2] = [f"{1000 * bare:.3f}"]
         yield f"| {way} | {' | '.join(cells)} |"
     yield ""
     promised = PROMISED.get(kind)
@@ -108,8 +115,8 @@ def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iter
 
 def measured(
     way: str, kind: str, args: argparse.Namespace, known: Mapping[str, str]
-) -> list[tuple[float, list[float]]]:
-    """Of each of `CLOCKS`: seconds per step without the monitor, and the differences of the turns."""
+) -> list[tuple[list[float], list[float]]]:
+    """Of each of `CLOCKS`, by turns: seconds per step without the monitor, and how many more with it."""
     script, arguments = [__file__], ["--child", way, kind, "--seconds", str(args.seconds)]
     if way == "TraceML":
         script = ["-m", "traceml_ai.launcher.cli", "run", __file__, "--mode", "summary", "--args"]
@@ -122,7 +129,7 @@ def measured(
         ran = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
         if not answer.exists():
             sys.exit(f"{way}, {kind}: {ran.stderr[-2000:]}")
-        found: list[tuple[float, list[float]]] = json.loads(answer.read_text())
+        found: list[tuple[list[float], list[float]]] = json.loads(answer.read_text())
     return found
 
 
@@ -216,7 +223,7 @@ def child(way: str, kind: str, seconds: float) -> None:
         out, within = ([mean(clock) for clock in zip(*turns[which], strict=True)] for which in (False, True))
         bare.append(out)
         differences.append([b - a for a, b in zip(out, within, strict=True)])
-    found = [(mean(a), list(b)) for a, b in zip(zip(*bare, strict=True), zip(*differences, strict=True), strict=True)]
+    found = list(zip(zip(*bare, strict=True), zip(*differences, strict=True), strict=True))
     Path(os.environ["OVERHEAD_ANSWER"]).write_text(json.dumps(found))
     if watched is not None:
         watched.end()
