@@ -143,6 +143,8 @@ def test_quiet_steps_are_counted_before_their_list_is_full() -> None:
     training.rest()
     training.quiet_steps(1, ns=MS)
     training.quiet_steps(40_000, ns=MS // 25)
+    training.phases.finish()
+    assert sum(training.governor.counted) == 40_001
     assert max(training.governor.counted) < 4_096
 
 
@@ -150,9 +152,9 @@ def test_a_step_is_sent_at_once_unless_the_next_is_read_too() -> None:
     sent: list[str] = []
     training = Training(flush=lambda: sent.append("at once"), tell=lambda: sent.append("soon"))
     training.step()
-    assert sent[-1] == "soon"
+    assert set(sent) == {"soon"}
     training.step()
-    assert (sent[-1], training.phases.quiet) == ("at once", True)
+    assert (sent.count("at once"), training.phases.quiet) == (1, True)
 
 
 def test_durations_of_4096_steps_are_kept_if_counting_fails() -> None:
