@@ -50,7 +50,7 @@ class Resting(Governor):
 class Training:
     """Steps whose end a test gives; a device's allocated bytes grow with each reading of an end."""
 
-    def __init__(self, *, every_ns: int = 0, **options: Any) -> None:
+    def __init__(self, *, every_ns: int | None = 0, **options: Any) -> None:
         self.recorder = Recorder()
         self.governor = Resting()
         self.governor.ledger = False
@@ -68,7 +68,8 @@ class Training:
             take_ends=lambda ends: self.told.append(len(ends)),
             **options,
         )
-        self.phases.ends_every_ns = every_ns
+        if every_ns is not None:
+            self.phases.ends_every_ns = every_ns
         self._optimizer = type("Optimizer", (), {})()
         self.now = 0
 
@@ -128,6 +129,22 @@ def test_ends_are_looked_at_every_two_seconds_or_as_soon_as_a_viewer_asks() -> N
     asks[0] = True
     training.quiet_steps(5, ns=20 * MS)
     assert training.told[3:] == [21, *[1] * 4]
+
+
+def test_ends_are_read_ten_times_a_second() -> None:
+    training = Training(every_ns=None)
+    training.rest()
+    training.quiet_steps(1_000, ns=MS)
+    assert len(training.last_step().quiet_ends) == 10
+
+
+def test_a_recorder_waits_until_it_is_drained() -> None:
+    recorder = Recorder()
+    assert not recorder.waits
+    recorder.append(wire.Notice(0, "", 0))
+    assert recorder.waits
+    recorder.drain()
+    assert not recorder.waits
 
 
 def test_a_viewer_is_heard_within_a_tenth_of_a_second_where_no_ends_are_read() -> None:
