@@ -25,7 +25,7 @@ from gpumon.session.store import SessionStore
 from gpumon.snapshots.reading import read
 from gpumon_agent import wire
 from gpumon_agent.oom import report_file
-from gpumon_agent.transport import blocks
+from gpumon_agent.transport import blocks, trainer
 
 SCRIPT = Path(__file__).with_name("asked.py")
 READ_BY_THE_PAGE = {
@@ -59,9 +59,11 @@ class Watched:
 
     def asked(self, what: str, until: Callable[[wire.Event], bool]) -> wire.Event:
         """Asks, lets steps go by, and returns what a viewer then hears of it. A file goes out in pieces; blocks wait
-        for the end of a forward."""
+        for the end of a forward. Short phases are sent together, and requests heard then: the next boundary hears it.
+        """
         reply = self.ask(what)
         assert reply.accepted, reply
+        time.sleep(2 * trainer._TOGETHER_NS / 1e9)
         self.tell("steps 30" if what == wire.SNAPSHOT_FILE else "steps 8")
         return self.heard(until)
 
