@@ -132,6 +132,9 @@ class Agent:
         )
         self._make_mark = self._load_hooks()
         self.phases = self._make_phases(opened_ns)
+        self._catch_up = self.guard.protect("forward", self.phases.catch_up)
+        if self.devices.peaks is not None:
+            self.devices.peaks.before_reset = self.guard.protect("forward", self.phases.stir)
         self._wire_hooks()
         self.transport = self._make_transport()
         self._flush_ring = self.guard.protect("transport", self.transport.flush)
@@ -220,6 +223,8 @@ class Agent:
             carry_out=self._carry_out,
             asked=self._asked,
             on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
+            on_noted=self.outlooks.noted,
+            notes_of=self.devices.noted if not self._hold_after else lambda _: None,  # every step of a dry run counts
             make_mark=self._make_mark,
             flush=self.flush,
             tell=self._tell,
@@ -282,6 +287,7 @@ class Agent:
 
     def flush(self) -> None:
         """Drains the events recorded so far."""
+        self._catch_up()
         self._flush_ring()
 
     def _tell(self) -> None:

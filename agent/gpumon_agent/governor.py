@@ -180,6 +180,22 @@ class Governor:
         """The next step is read, too, and neither is one of the first, whose figures are wanted at once."""
         return not (self.quiet or self._off) and self.steps > READ_FIRST
 
+    @property
+    def reads_ahead(self) -> int:
+        """So many steps, with the open one, are read without their owners before the next choice."""
+        ahead = self._ledger_at - self.steps
+        return max(1, ahead if self.read_every == 1 else min(ahead, self._together))
+
+    @property
+    def ledger_until_ns(self) -> int:
+        return self._ledger_until_ns
+
+    def reads(self) -> None:
+        """The step after the one that closed has been read already, without its owners."""
+        if self.ledger:
+            self.sample_soon()
+        self.quiet = self.ledger = False
+
     def quiet_closed(self, durations_ns: Sequence[int]) -> None:
         """Steps closed that were not read."""
         self.steps += len(durations_ns)

@@ -34,9 +34,11 @@ def between(
     after: After,
     inert: Callable[[], bool],
     compiler: Compiler,
-    idle: Callable[[], bool] | None = None,
+    idle: Callable[[], int] | None = None,
+    noted: Callable[[], bool] = bool,
 ) -> Any:
-    """A function that calls `original` between `before` and `after`, but not while `idle()`.
+    """A function that calls `original` between `before` and `after`, but not while `idle()`. If that is 2, `after` is
+    called unless `noted()` at the end is enough.
 
     A frame that runs between two graphs of a compiled function would be compiled too. So the compiler is active in
     `original`, but not in `before` and `after`.
@@ -47,9 +49,11 @@ def between(
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             token = None
+            passed = 0
             try:
                 # a compiler that traces this sees only the original
-                if (idle is None or dynamo() or not idle()) and not inert():
+                passed = 0 if idle is None or dynamo() else idle()
+                if not passed and not inert():
                     compiles = swap(None)
                     try:
                         token = before(*args, **kwargs)
@@ -61,14 +65,14 @@ def between(
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                if token is not None:
+                if token is not None or passed == 2:
                     compiles = swap(None)
                     try:
                         after(token, None, error)
                     finally:
                         swap(compiles)
                 raise
-            if token is not None:
+            if token is not None or (passed == 2 and not noted()):
                 compiles = swap(None)
                 try:
                     after(token, result, None)

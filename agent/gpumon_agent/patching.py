@@ -299,17 +299,18 @@ def around(
     after: After,
     *,
     inert: Callable[[], bool] | None = None,
-    idle: Callable[[], bool] | None = None,
+    idle: Callable[[], int] | None = None,
+    noted: Callable[[], bool] = bool,
 ) -> Any:
     """`original`, between two functions of ours, neither of which may raise.
 
     `before` gets the call's arguments, and what it returns goes to `after` with the result or the exception; None: no
     `after`. The user's exception leaves without a frame of ours, a warning names the user's line. While `inert()`, by
-    default while a compiler traces, both are left out. While `idle()`, too.
+    default while a compiler traces, both are left out. While `idle()`, too; for `noted` see `between`.
     """
     compiler = _compiler()
     never_compiled(idle)
-    return between(original, before, after, inert or compiler.traces, compiler, idle)
+    return between(original, before, after, inert or compiler.traces, compiler, idle, noted)
 
 
 def hook(

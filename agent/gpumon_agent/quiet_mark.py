@@ -1,4 +1,5 @@
-"""Step and phase of a step that is not read, as one word: a hook stores a number, and the helper reads it.
+"""Step and phase of a step whose hooks call no state machine, as one word: a hook stores a number, and the helper reads
+it.
 
 All that the hooks of an idle step (hooks.phases) read or write is in one object, and so in few cache lines. Where they
 are compiled, that object is hooks.native_hooks.NativeMark.
@@ -10,7 +11,7 @@ import sys
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -24,10 +25,13 @@ TIMES_MAX = 4_096  # of quiet steps between two counts; only more if counting ha
 FITTING_MAX = 4_096  # shapes of batches that are known to fit
 
 IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_BETWEEN = CODES[FORWARD], CODES[BACKWARD], CODES[OPTIMIZER], CODES[BETWEEN]
-PASSED, DUE = 1, 2
-"""An idle step has closed. DUE: call `Phases.do_quietly`."""
+PASSED, DUE, NOTES = 1, 2, 2
+"""An idle step has closed. DUE: call `Phases.do_quietly`. Or its backward has begun. NOTES: its end is to be noted."""
 
 Shapes = Sequence[Sequence[int]]
+Note = tuple[str, int, tuple[Any, ...], tuple[int, tuple[tuple[int, ...], ...]]]
+"""The end of a phase: its name, monotonic ns, the fields of a Reading; if a forward begins, bytes and shapes of its
+inputs."""
 
 
 class QuietMark:
@@ -43,6 +47,10 @@ class QuietMark:
         self.passed = 0  # forwards in the open step, if it is quiet
         self.left = 0  # quiet steps left
         self.due_ns = 0  # when something is to be done as a quiet step closes
+        self.notes = False  # the open step is read: the hooks take notes
+        self.root = 0  # id of the model whose forward a step with notes runs
+        self.engine = self.stepping = False  # it runs its backward; its optimizer
+        self.noted = 0  # phases
         self._times: deque[int] = deque(maxlen=TIMES_MAX)
         self._fitting: set[tuple[tuple[int, ...], ...]] = set()
 
@@ -115,6 +123,19 @@ class QuietMark:
     def forget_shapes(self) -> None:
         self._fitting.clear()
 
+    # --------------------------------------------------------------------------------------------------------- notes
+
+    def can_note(self) -> bool:
+        """Only hooks that are compiled do."""
+        return False
+
+    def begin_notes(self, device: int, peaks: Any) -> None:
+        """The open step and those after it are read. `peaks`: see native.py's Boundary."""
+
+    def take_notes(self) -> Iterable[Note]:
+        """Those since the last call."""
+        return ()
+
     # ---------------------------------------------------------------------------------------------------- for the hooks
 
     def forwards(self, model: weakref.ref[Any]) -> Callable[[], bool] | None:
@@ -122,10 +143,18 @@ class QuietMark:
         and nothing about the call is new. Then a forward has begun. None: it is not compiled."""
         return None
 
-    def enters(self, code: int) -> Callable[[], bool]:
+    def finishes(self, model: weakref.ref[Any]) -> Callable[[], bool] | None:
+        """The same for the model's forward hooks: whether torch must look for hooks to call. None: not while idle."""
+        return None
+
+    def leaves(self) -> Callable[[], bool]:
+        """A function that is called as the backward of a step with notes ends: whether that is noted."""
+        return bool
+
+    def enters(self, code: int) -> Callable[[], int]:
         """A function that says whether the step is idle. Then a phase has begun."""
 
-        def entered() -> bool:
+        def entered() -> int:
             if self.idle:
                 self.words[self.at] = self.step | code
             return self.idle
@@ -152,6 +181,10 @@ class QuietMark:
             return DUE if self.pass_step(monotonic_ns()) else PASSED
 
         return closed
+
+
+def phase_of(code: int) -> str:
+    return _PHASES[code]
 
 
 def marked(word: int) -> tuple[int, str] | None:

@@ -445,3 +445,25 @@ def test_a_cost_is_a_limit_again_once_no_step_is_quiet() -> None:
     training.run(400, step_ms=500, read_us=100, ledger_us=100)
     assert governor.read_every == 1
     assert governor.cost.error is None
+
+
+def test_steps_are_noted_until_the_next_choice() -> None:
+    governor = Governor()
+    governor.steps, governor._ledger_at, governor._together = 200, 230, 2
+    governor.read_every = 1
+    assert governor.reads_ahead == 30
+    governor.read_every = 50
+    assert governor.reads_ahead == 2
+    governor._together, governor._ledger_at = 0, 199
+    assert governor.reads_ahead == 1
+
+
+def test_a_ledger_that_came_too_late_for_a_step_comes_soon() -> None:
+    governor = Governor()
+    governor.steps, governor._ledger_at = 200, 900
+    governor.quiet = governor.ledger = True
+    governor.reads()
+    assert (governor.quiet, governor.ledger, governor._ledger_at) == (False, False, 200)
+    governor._ledger_at = 900
+    governor.reads()
+    assert governor._ledger_at == 900

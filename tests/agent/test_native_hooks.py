@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from gpumon_agent.allocator import native
 from gpumon_agent.hooks import native_hooks
-from gpumon_agent.quiet_mark import DUE, IN_BACKWARD, IN_OPTIMIZER, PASSED, QuietMark
+from gpumon_agent.quiet_mark import DUE, IN_BACKWARD, IN_OPTIMIZER, NOTES, PASSED, QuietMark
 
 Make = Callable[[], QuietMark]
 
@@ -270,3 +272,39 @@ def test_the_program_does_not_see_our_modules(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(nn.Module, "__call__", called)
     assert native_hooks.load() is not None
     assert not seen
+
+
+def test_a_note_that_cannot_be_taken_is_left_to_python(make: Make) -> None:
+    """There is no CUDA allocator to read."""
+    mark, optimizer = make(), object()
+    enter, leave, begin, close = mark.enters(IN_BACKWARD), mark.leaves(), mark.begins(IN_OPTIMIZER), mark.closes()
+    mark.begin(7)
+    mark.idle, mark.only, mark.left, mark.due_ns = True, id(optimizer), 9, 1 << 62
+    mark.begin_notes(0, native.Peaks())
+    assert enter() == 0  # no forward was noted
+    mark.passed = 1
+    assert enter() == NOTES
+    assert not begin(optimizer)
+    assert not leave()
+    assert (mark.engine, mark.read()) == (True, (7, "backward"))
+    mark.engine = False
+    assert begin(optimizer)
+    assert close(optimizer) == 0
+    assert (mark.stepping, mark.left, mark.noted, list(mark.take_notes())) == (True, 9, 0, [])
+
+
+def test_no_notes_are_taken_in_another_thread(make: Make) -> None:
+    mark = make()
+    mark.idle, mark.passed = True, 1
+    thread = threading.Thread(target=lambda: mark.begin_notes(0, native.Peaks()))
+    thread.start()
+    thread.join()
+    assert mark.enters(IN_BACKWARD)() == 0
+
+
+def test_no_notes_are_taken_where_torch_does_not_ask_for_hooks(make: Make, monkeypatch: Any) -> None:
+    assert make().can_note()
+    mark: Any = make()
+    assert native_hooks._finishes(mark)
+    monkeypatch.setattr(nn.Module, "_call_impl", lambda module: bool(module._forward_hooks))
+    assert not native_hooks._finishes(mark)

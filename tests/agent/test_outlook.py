@@ -9,6 +9,10 @@ from typing import Any
 
 from scenarios.catalogue import OLDER_TORCH, WITHOUT_WORKSPACES
 
+from gpumon_agent import wire
+from gpumon_agent.shape_model.model import ShapeModel
+from gpumon_agent.shape_model.outlook import Outlooks
+
 Gpu = Callable[..., Any]
 
 
@@ -140,3 +144,21 @@ def test_it_is_said_before_it_fails(virtual_gpu: Gpu, tmp_path: Path) -> None:
     assert kept["verdict"] == "oom-ahead"
     assert "gpumon: " in done.stderr
     assert "not affected" not in done.stderr
+
+
+def test_of_many_steps_that_are_alike_the_last_teach_nothing(monkeypatch: Any) -> None:
+    learned: list[int] = []
+    monkeypatch.setattr(ShapeModel, "learn", lambda self, step, *_: learned.append(step) or False)
+    outlooks = Outlooks(lambda _: None, {})
+
+    def step(number: int, peak: int) -> None:
+        outlooks.noted(number, [(2, 4)])
+        outlooks.follow(wire.Phase(number, wire.FORWARD, 0, 0, number, 1, 50, peak, 60, 60))
+        outlooks.follow(wire.Step(number, number, 1))
+
+    for number in range(100):
+        step(number, 70)
+    assert learned == list(range(64))
+    step(100, 71)
+    step(101, 70)
+    assert learned[64:] == [100, 101]

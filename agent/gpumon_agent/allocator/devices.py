@@ -124,6 +124,11 @@ class Devices:
         """(allocated, live blocks) of a CUDA device, without closing a window; None for another backend."""
         return self._cuda.end(where.index) if self._cuda is not None and where.type == "cuda" else None
 
+    def noted(self, where: Any) -> Any:
+        """Peaks.noted of a CUDA device; None for another backend."""
+        peaks = self.peaks
+        return peaks.noted(where.index) if peaks is not None and where.type == "cuda" else None
+
     def window(self, where: Any) -> tuple[int, int] | None:
         """(highest allocated since the last boundary, reserved) of a CUDA device; None for another backend."""
         return self._cuda.window(where.index) if self._cuda is not None and where.type == "cuda" else None

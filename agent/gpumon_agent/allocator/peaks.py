@@ -181,7 +181,7 @@ class Peaks:
 
     __slots__ = (
         "_C", "_installed", "_leaving", "_native", "_patches", "_proofs_left", "_shadows", "_tell", "_unused",
-        "bounds", "read", "reset",
+        "before_reset", "bounds", "read", "reset",
     )  # fmt: skip
 
     def __init__(self, *, bounds: bool = False, tell: Callable[[str], None] = say) -> None:
@@ -194,6 +194,7 @@ class Peaks:
         self._patches = Patches()
         self._installed = False
         self._leaving = False
+        self.before_reset: Callable[[], object] = int
         self._tell = tell
         self._native = None if bounds else native.load()
         self._proofs_left = PROOFS
@@ -246,8 +247,18 @@ class Peaks:
         if error is None and shadow is not None and not shadow.lift(stats) and self._leaving:
             self._forget(device)
 
+    def noted(self, device: int) -> Any:
+        """What a native reading of ours raises to the peaks before it: others may close the device's windows, too, if
+        they stop before a user's reset (`before_reset`). None: not natively.
+        """
+        shadow = self._shadows.get(device)
+        if self._native is None or self._proofs_left or shadow is None or shadow.carried or shadow.carried_reserved:
+            return None
+        return shadow.read
+
     def _reset_begins(self, device: int) -> int:
         if not self._leaving:
+            self.before_reset()
             shadow = self._shadows.get(device)
             if shadow is None:  # the load window is open on every device
                 shadow = self._shadows[device] = _Shadow()

@@ -21,12 +21,17 @@ mark, steps close only at marks.
 The governor lets most short steps be *quiet*: steps are counted, no window closes, and one reading at their end keeps
 their highest peak. Where one optimizer closes the steps, they are even *idle*: the hooks do not call this state
 machine, but for a batch with new shapes, for which the step is read, or at least predicted.
+
+Short steps that are read are idle, too, where their hooks can take notes (native_hooks). The state machine goes through
+the phases that were noted, of many steps at once. It does so at once if something happens that the hooks do not know,
+and they call it for the rest of that step.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, pairwise
 from threading import get_ident
@@ -38,7 +43,7 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, TIMES_MAX, QuietMark
+from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, TIMES_MAX, Note, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
@@ -75,6 +80,10 @@ _ASK_NS = 100_000_000  # between two questions whether a viewer wants something,
 _LOOK_NS = 2_000_000_000  # between two accounts of quiet steps. While the helper lives it asks for one each second
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
 ENDS_EVERY_NS = 100_000_000  # how often allocated bytes are read at the end of a quiet step: it costs 4 to 60 µs
+_NOTES_NS = 50_000_000  # of which notes are taken together: a kill loses so much
+_JUDGE_NS = 1_000_000_000  # between two outlooks for batches that fit
+_LEFT_MAX = 3  # steps in a row whose notes had to be given up: then none are taken any more
+_FOLLOWS = {BETWEEN: FORWARD, FORWARD: BACKWARD, BACKWARD: OPTIMIZER, OPTIMIZER: BETWEEN}  # in a step with notes
 _ENDS_MAX = 256  # allocated bytes at the end of quiet steps, until the next is read
 
 
@@ -139,6 +148,8 @@ class Phases:
         carry_out: Callable[[], object] = int,
         asked: Callable[[], bool] = lambda: False,
         on_batch: Callable[..., tuple[bool, bool] | None] | None = None,
+        on_noted: Callable[[int, Sequence[tuple[int, ...]]], object] = lambda *_: None,
+        notes_of: Callable[[Any], Any] = lambda _: None,
         make_mark: Callable[[], QuietMark] = QuietMark,
         flush: Callable[[], object] = int,
         tell: Callable[[], object] = int,
@@ -158,6 +169,12 @@ class Phases:
         self._ends_taken = 0  # of them
         self.ends_every_ns = ENDS_EVERY_NS  # 0: none is read
         self._ends_apart_ns = self._ends_due_ns = 0
+        self._noting = False  # the open step is read, and its hooks take notes
+        self._notes: deque[Note] = deque()  # taken, and not known yet
+        self._catches_up = False
+        self._plain = False  # the last step that was read had nothing that hooks cannot note
+        self._judge_due_ns = 0
+        self._left = 0  # steps in a row in which something happened that they cannot
         self._whole_only = False  # every event matters: named phases, optimizer steps inside the engine
         self._until_ns = self._look_due_ns = self._ask_due_ns = 0
         self._quiet_ns = 0  # spent as quiet steps closed, since the last account of them
@@ -178,6 +195,8 @@ class Phases:
         self._flush = flush  # sends the recorded events, at the end of a step
         self._tell = tell  # the same within a step, where short phases are sent together
         self._on_batch = on_batch  # Outlooks.batch
+        self._on_noted = on_noted  # Outlooks.noted
+        self._notes_of = notes_of  # Devices.noted
         self._owner = get_ident()
         self._thread = _Thread()
         self._threads = {self._owner: self._thread}
@@ -212,6 +231,7 @@ class Phases:
         self._counts.clear()
         self._windows = 0
         self._events = 0
+        self._flagged = False  # a window has flags
         self._merged_since = 0
         self._flags = 0
         self._observed = False  # a forward with a graph was seen
@@ -235,6 +255,8 @@ class Phases:
     ) -> None:
         """`gradients`: a graph is recorded. `trains`: the model is in training mode. `called`: the model and the line
         that called it; only used for a step's first possible evaluation."""
+        if self._noting:
+            self.leave_notes()
         thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if forwards:
@@ -274,13 +296,15 @@ class Phases:
 
     def _judge(
         self, index: int, shapes: Sequence[tuple[int, ...]], count: int, now: list[tuple[int, int | None, int]]
-    ) -> None:
+    ) -> bool:
+        """Predicts a batch. Whether others like it need no outlook."""
         assert self._on_batch is not None
         warns, settled = self._on_batch(self.step, index, shapes, count, now) or (False, False)
         if warns:
             self._flush()
         if settled:
             self.quiet_mark.fit(shapes)
+        return settled
 
     def _wakes(self, gradients: bool, trains: bool, inputs: Callable[[], Inputs]) -> bool:
         """A forward begins in a quiet step. True: it is new in some way, so the step is read; nothing of it was missed.
@@ -350,6 +374,8 @@ class Phases:
         look: Callable[[], object] | None = None,
     ) -> None:
         """`look` reads the graph before the window closes. `output`: returns an output with a grad_fn while alive."""
+        if self._noting:
+            self.leave_notes()
         thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if root not in forwards:
@@ -390,6 +416,8 @@ class Phases:
         `look` reads the graph. `needed`: whether it may belong to a watched model; called only while no forward with a
         graph was seen and none was inferred.
         """
+        if self._noting:
+            self.leave_notes()
         thread = self._thread if get_ident() == self._owner else self._here()
         if thread.forwards or thread.engine:
             return False
@@ -410,6 +438,8 @@ class Phases:
         return True
 
     def engine_ends(self, *, aborted: bool) -> None:
+        if self._noting:
+            self.leave_notes()
         thread = self._thread if get_ident() == self._owner else self._here()
         thread.engine = False
         flags = ABORTED if aborted else 0
@@ -424,6 +454,8 @@ class Phases:
 
     def recomputes(self) -> None:
         """A forward is recomputed inside the engine. Also called from the engine's own threads."""
+        if self._noting:
+            self.leave_notes()
         if self._thread.engine:
             self._flags |= RECOMPUTED
             self._usual = False
@@ -465,6 +497,8 @@ class Phases:
 
     def optimizer_skipped(self, optimizer: Any) -> None:
         """The scaler found infinities and did not call `step`."""
+        if self._noting:
+            self.leave_notes()
         self._optimizer_done(id(optimizer), SKIPPED)
 
     def optimizers_left(self, depth: int, *, in_engine: bool = False) -> None:
@@ -485,11 +519,15 @@ class Phases:
 
     def _stepping(self, in_engine: bool) -> _Thread:
         """The thread that an optimizer step belongs to. The engine's threads act for the thread that waits for them."""
+        if self._noting:
+            self.leave_notes()
         waits = in_engine and self._thread.engine
         return self._thread if waits or get_ident() == self._owner else self._here()
 
     def replay_begins(self) -> bool:
         """A CUDA graph is about to run. False: it is part of a running phase."""
+        if self._noting:
+            self.leave_notes()
         if self._here().busy:
             return False
         if self._pending:
@@ -500,6 +538,8 @@ class Phases:
 
     def replay_ends(self, *, steps: bool) -> None:
         """`steps`: the graph contains an optimizer step, so each replay closes a step."""
+        if self._noting:
+            self.leave_notes()
         name = self._names[-1] if self._names else None
         if steps or name is None:
             self._close(name or GRAPH_REPLAY, name or BETWEEN, INFERRED)
@@ -508,6 +548,8 @@ class Phases:
             self._close_step()
 
     def user_begins(self, name: str) -> None:
+        if self._noting:
+            self.leave_notes()
         self._whole_only = True
         if self.quiet:
             self._wake()
@@ -517,6 +559,8 @@ class Phases:
         self._names.append(name)
 
     def user_ends(self, *, aborted: bool) -> None:
+        if self._noting:
+            self.leave_notes()
         if self._names:
             name = self._names.pop()
             self._close(name, self._names[-1] if self._names else BETWEEN, ABORTED if aborted else 0)
@@ -526,6 +570,8 @@ class Phases:
 
         If no optimizer stepped, the window since the last backward is labelled optimizer: a manual update.
         """
+        if self._noting:
+            self.leave_notes()
         first, self.marked = not self.marked, True
         if self._pending:
             self._close_step()
@@ -546,6 +592,8 @@ class Phases:
         return [optimizer for _, reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def finish(self) -> None:
+        if self._noting:
+            self.leave_notes()
         if self._pending:
             self._close_step()
         if self._quiet_steps or self.quiet_mark.times:
@@ -597,27 +645,16 @@ class Phases:
         return not (self._flags or self._overlap_left or self.aborted)
 
     def _close(self, label: str, following: str, flags: int = 0, *, tells: bool = True) -> None:
-        """Inlined, with a short path for the usual case: training evicts our data from the caches, so each object
-        accessed costs 1 µs."""
+        """With a short path for the usual case: training evicts our data from the caches, so each object accessed costs
+        1 µs."""
         now = monotonic_ns()
         if self.quiet:
             self._opened_ns = now
             self._mark(following)
             return
-        if self._usual and not flags and self._windows < PHASES_PER_STEP_MAX:
-            step = self.step
-            counts = self._counts
-            index = counts.get(label, 0)
-            counts[label] = index + 1
-            self._windows += 1
-            duration = now - self._opened_ns
-            for boundary, device, _ in self.readers:  # type: ignore[union-attr]
-                read = boundary(device)
-                self._put((next(self._numbers), step, label, index, device, now, duration, read))
-                self._reads.append((device, read))
-                self._events += 1
-            self._opened_ns = now
-            self._recorder.now = (step, following, now)
+        if self._usual and not flags:
+            reads = [(device, boundary(device)) for boundary, device, _ in self.readers]  # type: ignore[union-attr]
+            self._window(label, following, now, reads)
         else:
             self._close_any(label, following, flags, now)
         if tells:
@@ -625,9 +662,31 @@ class Phases:
 
     def _closed(self) -> None:
         self._tell()
+        self._answer()
+
+    def _answer(self) -> None:
         if self.request_waits:
             self.request_waits = False
             self._carry_out()
+
+    def _window(self, label: str, following: str, now: int, reads: Iterable[tuple[int, Read]]) -> None:
+        """One without flags and owners closes. `reads`: by device."""
+        step, duration = self.step, now - self._opened_ns
+        counts = self._counts
+        index = counts.get(label, 0)
+        counts[label] = index + 1
+        fold = self._windows >= PHASES_PER_STEP_MAX
+        if not fold:
+            self._windows += 1
+        for device, read in reads:
+            if fold:
+                self._fold(Phase(step, label, index, device, now, duration, *reading(read)))
+                continue
+            self._put((next(self._numbers), step, label, index, device, now, duration, read))
+            self._reads.append((device, read))
+            self._events += 1
+        self._opened_ns = now
+        self._recorder.now = (step, following, now)
 
     def _close_any(self, label: str, following: str, flags: int, now: int) -> None:
         governor = self._governor
@@ -644,6 +703,7 @@ class Phases:
         if self._overlap_left:
             self._overlap_left -= 1
             flags |= OVERLAPPED
+        self._flagged = self._flagged or flags != 0
         ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
         if ledger and not governor.hurries:
             flags |= SAMPLED
@@ -704,6 +764,27 @@ class Phases:
         if self.quiet:
             self._close_quietly()
             return
+        phase = self._end_step()
+        if self._governor.reads_on:
+            self._tell()
+        else:
+            self._flush()
+        self._go_on(phase)
+
+    def _go_on(self, phase: str) -> None:
+        """A step begins: it is quiet, or its hooks take notes, or they call us."""
+        mark = self.quiet_mark
+        self._noting = mark.notes = mark.idle = False
+        if self._governor.quiet:
+            self._rest(phase)
+            return
+        if self._may_note():
+            self._note(phase)
+        if not self._noting:
+            mark.end()
+
+    def _end_step(self, *, newest: bool = True) -> str:
+        """All but sending it. `newest`: the next step has not been read yet. Returns the phase that is open."""
         self._pending = False
         if self._merged:
             self._unfold()
@@ -734,22 +815,129 @@ class Phases:
         self._forget_quiet()
         self.quiet_mark.evaluates = EVAL in self._counts
         self._forwards = self._counts.get(FORWARD, 0) + self._counts.get(EVAL, 0)
+        known = FORWARD in self._counts and self._counts.keys() <= _FOLLOWS.keys()
+        self._plain = known and not self._flagged and duration < _NOTES_NS
         said = self._governor.step_closed(duration, ended, may_rest=self._may_rest())
         if said is not None:
             self._append(Notice(ended, said, step))
+        if not newest:
+            self._governor.reads()
         self._step_opened_ns = ended
         self.step = step + 1
         reads = self._reads
         self._begin_step()
         _, phase, since = self._recorder.now
         self._recorder.now = (step + 1, phase, since)
-        self._step_closed(step, reads)
-        if self._governor.reads_on:
-            self._tell()
+        if newest:  # of steps that were noted together, one is looked at
+            self._step_closed(step, reads)
+        return phase
+
+    # --------------------------------------------------------------------------------------------------- noted steps
+
+    def _may_note(self) -> bool:
+        return (
+            self._plain
+            and self._left < _LEFT_MAX
+            and self._governor.reads_on
+            and not (self._governor.ledger or self.works or self.request_waits)
+            and self._may_rest()
+            and self._is_idle()
+            and self.quiet_mark.can_note()
+        )
+
+    def _is_idle(self) -> bool:
+        """Whether one optimizer closes the steps."""
+        for _, reference in self._optimizers.values():
+            self.quiet_mark.only = id(reference())
+        return len(self._optimizers) == 1 and not self.marked and not self._thread.busy
+
+    def _note(self, phase: str) -> None:
+        """The hooks take notes, in one or more steps."""
+        mark, governor = self.quiet_mark, self._governor
+        (_, device, where), *others = self.readers or ((None, 0, None),)
+        peaks = None if others else self._notes_of(where)
+        if peaks is None:
+            return
+        mark.left, mark.due_ns = governor.reads_ahead, min(self._ended_ns + _NOTES_NS, governor.ledger_until_ns)
+        mark.passed = 0
+        mark.begin(self.step, phase)
+        mark.begin_notes(device, peaks)
+        self._noting = mark.idle = True
+
+    def catch_up(self) -> None:
+        """Goes through the phases that were noted so far."""
+        if self._noting and get_ident() == self._owner:
+            self._go_through()
+
+    def _go_through(self) -> None:
+        if self._catches_up:
+            return
+        notes, began = self._notes, monotonic_ns()
+        self._catches_up = True
+        try:
+            notes.extend(self.quiet_mark.take_notes())
+            device = self.readers[0][1] if self.readers else 0
+            while notes:
+                phase, t_ns, read, inputs = notes.popleft()
+                if phase == BETWEEN:
+                    self._note_batch(t_ns, device, read[0], *inputs)
+                elif phase == FORWARD:
+                    self._observed = self._seen = self._sure = True
+                self._window(phase, _FOLLOWS[phase], t_ns, [(device, read)])
+                if phase == OPTIMIZER:
+                    self._stepped.append(self.quiet_mark.only)
+                    self._turn.update(number for number, _ in self._optimizers.values())
+                    self._ended_ns = t_ns
+                    self._governor.spent_ns, began = monotonic_ns() - began, monotonic_ns()
+                    self._end_step(newest=not notes)
+                    self._fits_at(read[0])
+        finally:
+            self._catches_up = False
+
+    def _note_batch(
+        self, now: int, device: int, allocated: int, nbytes: int, shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        """A forward began. Its batch fits, as others like it did; whether they still do is asked once a second."""
+        self._takes(nbytes, shapes)
+        if self._batches or now < self._judge_due_ns or self._on_batch is None:
+            self._on_noted(self.step, shapes)
         else:
-            self._flush()
-        if self._governor.quiet:
-            self._rest(phase)
+            self._judge_due_ns = now + _JUDGE_NS
+            if not self._judge(0, shapes, nbytes, [(device, allocated, 0)]):
+                self.quiet_mark.forget_shapes()
+        self._batches += 1
+
+    def _do_noted(self) -> None:
+        """A noted step has closed, and it is time to send what was noted."""
+        self._go_through()
+        began = monotonic_ns()
+        self._left = 0
+        self._flush()
+        self._answer()
+        self._governor.spent_in_closing(monotonic_ns() - began)
+        if self._noting:
+            self._go_on(self._recorder.now[1])
+
+    def leave_notes(self) -> None:
+        """Something happens that the hooks do not know: they call us for the rest of the step."""
+        mark, thread = self.quiet_mark, self._thread
+        self._noting = mark.notes = mark.idle = False
+        self._go_through()
+        self.step = mark.step >> BITS
+        self._left += mark.passed > 0
+        if mark.root:
+            thread.forwards[:] = [mark.root]
+            thread.label, thread.trains, thread.unsure = FORWARD, True, None
+        thread.engine = mark.engine
+        if mark.stepping:
+            thread.optimizers[:] = [mark.only]
+        mark.passed = 0
+        mark.end()
+        self._usual = self._is_usual()
+
+    def forget_notes(self) -> None:
+        """In a forked child."""
+        self._noting = self.quiet_mark.notes = self.quiet_mark.idle = False
 
     # --------------------------------------------------------------------------------------------------- quiet steps
 
@@ -760,9 +948,7 @@ class Phases:
 
     def _rest(self, phase: str) -> None:
         mark = self.quiet_mark
-        for _, reference in self._optimizers.values():
-            mark.only = id(reference())
-        mark.idle = len(self._optimizers) == 1 and not self.marked and not self._thread.busy
+        mark.idle = self._is_idle()
         self.quiet = True
         mark.left, self._until_ns = self._governor.quiet_left, self._governor.until_ns
         self._ends_apart_ns = self.ends_every_ns
@@ -774,7 +960,9 @@ class Phases:
         self.quiet_mark.left = 0
 
     def stir(self) -> None:
-        """Something happens that an idle step does not know. It stays quiet."""
+        """Something happens that an idle step does not know. A quiet one stays quiet."""
+        if self._noting:
+            self.leave_notes()
         self.quiet_mark.idle = False
 
     def _mark(self, phase: str) -> None:
@@ -793,6 +981,9 @@ class Phases:
     def do_quietly(self) -> None:
         """What is due as a quiet step closes."""
         mark = self.quiet_mark
+        if mark.notes:
+            self._do_noted()
+            return
         began, now = monotonic_ns(), mark.closed_ns
         wakes = mark.left <= 0 or now >= self._until_ns
         looks = now + _SOON_NS >= self._look_due_ns or mark.uncounted > TIMES_MAX // 2 or self._asked()
@@ -811,7 +1002,10 @@ class Phases:
             self._look_due_ns = now + _LOOK_NS
             self._tell_ends()
             self._closed()
-        if not wakes:
+        if wakes and self._may_note():
+            self._ended_ns = now
+            self._note(BETWEEN)
+        elif not wakes:
             self._ask_due_ns = now + _ASK_NS
             self._set_due()
             self._quiet_ns += monotonic_ns() - began
@@ -885,6 +1079,9 @@ class Phases:
             peaks.append(QuietPeak(device, figures.allocated_peak, figures.reserved_peak))
             allocated += figures.allocated or 0
         self.quiet_peaks = tuple(peaks)
+        self._fits_at(allocated)
+
+    def _fits_at(self, allocated: int) -> None:
         if abs(allocated - self._fitting_at) * 100 > allocated:  # other batches may fit now
             self.quiet_mark.forget_shapes()
             self._fitting_at = allocated

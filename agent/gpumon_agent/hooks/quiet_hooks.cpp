@@ -1,5 +1,6 @@
 // What the hooks do in an idle step (phases.py), for native_hooks.py. In Python it takes four times as long, because
-// training has evicted the interpreter's data from the caches.
+// training has evicted the interpreter's data from the caches. A step that is read takes notes: at the end of each phase
+// the allocator's figures, which Python takes later, of many steps at once.
 //
 // Python's headers are often not installed. Of its functions only those are used that every CPython since 3.10 exports;
 // the caller holds the GIL.
@@ -30,6 +31,9 @@ void Py_DecRef(PyObject*);
 void PyErr_Clear();
 PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_CallNoArgs(PyObject*);
+PyObject* PyObject_GetAttr(PyObject*, PyObject*);
+int PyObject_IsTrue(PyObject*);
+unsigned long PyThread_get_thread_ident();
 intptr_t PyTuple_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, intptr_t);
 intptr_t PyDict_Size(PyObject*);
@@ -39,6 +43,8 @@ PyObject* PyEval_GetFrame();
 PyObject* PyFrame_GetBack(PyObject*);
 PyObject* PyFrame_GetCode(PyObject*);
 [[gnu::weak]] PyObject* PyFrame_GetVar(PyObject*, PyObject*);  // since Python 3.12
+
+int gpumon_boundary(int device, int64_t* figures, int64_t* peaks, int what);  // native.cpp
 }
 
 namespace {
@@ -58,7 +64,19 @@ class Owned {
 
 constexpr int kPhaseBits = 3;  // quiet_mark.BITS
 constexpr int kTimesMax = 4096, kSlots = 8192;
-constexpr uint64_t kBetween = 1;  // quiet_mark.IN_BETWEEN
+constexpr uint64_t kBetween = 1, kBackward = 4, kOptimizer = 5;  // quiet_mark's IN_…
+constexpr int kNotesMax = 512, kFigures = 10, kInputsMax = 8;
+enum { kResetAndCheck = 3, kRead = 0, kDisturbed = 1 };  // of native.cpp
+
+// The end of a phase.
+struct Note {
+  uint64_t code;       // of the phase
+  int64_t t_ns;        // monotonic_ns()
+  uint64_t shapes;     // their hash, if a forward begins
+  int64_t bytes;       // of its inputs
+  int64_t disturbed;   // another thread has allocated
+  int64_t figures[kFigures];
+};
 
 // The fields of native_hooks.NativeMark.
 struct Mark {
@@ -71,13 +89,24 @@ struct Mark {
   int64_t closed;
   bool idle;
   bool evaluates;
+  bool notes;       // the open step is read
+  bool engine;      // it runs its backward
+  bool stepping;    // its optimizer
+  uint64_t root;    // the model whose forward it runs, or 0
+  uint64_t thread;  // that trains
+  int64_t device;
+  int64_t* peaks;   // see gpumon_boundary
+  int64_t noted;
   int64_t closed_ns[kTimesMax];
   uint64_t fitting[kSlots];
+  Note noted_phases[kNotesMax];
 };
 
 // Objects and layouts of torch and Python, which native_hooks.py looks up. They live as long as the process.
 struct Known {
   PyObject* call_code;    // of Module._call_impl
+  PyObject* inner_code;   // of the function in it that calls hooks; None: there is none
+  PyObject* training;     // "training"
   PyObject* tensor;       // torch.Tensor
   PyObject* plain[5];     // types of arguments that do not change the forward's memory by much
   PyObject* every[4];     // the dicts of hooks of all modules
@@ -113,42 +142,113 @@ bool fits(const Mark& mark, uint64_t hash) {
   }
 }
 
-// Adds the shape of an argument. False: it may need a look in Python.
-bool add(Hash& hash, PyObject* value) {
+// The tensors that a forward is called with.
+struct Inputs {
+  Hash hash;
+  int64_t bytes = 0;
+  const c10::TensorImpl* seen[kInputsMax];
+  int count = 0;
+  bool plain = true;  // `bytes` is right
+
+  void add(const c10::TensorImpl* tensor) {
+    const auto sizes = tensor->sizes();
+    hash.add(static_cast<int64_t>(sizes.size()));
+    for (const auto size : sizes) hash.add(size);
+    plain = plain && count < kInputsMax && tensor->layout() == c10::kStrided && !tensor->device().is_meta() &&
+            std::find(seen, seen + count, tensor) == seen + count;
+    if (plain) {
+      seen[count++] = tensor;
+      bytes += tensor->numel() * static_cast<int64_t>(tensor->itemsize());
+    }
+  }
+};
+
+// Adds an argument. False: it may need a look in Python.
+bool add(Inputs& inputs, PyObject* value) {
   const Owned type(PyObject_Type(value));
   if (type.get() != known.tensor)
     return std::find(std::begin(known.plain), std::end(known.plain), type.get()) != std::end(known.plain);
   const auto* object = reinterpret_cast<const char*>(value);
-  const auto sizes = (*reinterpret_cast<c10::TensorImpl* const*>(object + known.impl_at))->sizes();
-  hash.add(static_cast<int64_t>(sizes.size()));
-  for (const auto size : sizes) hash.add(size);
+  inputs.add(*reinterpret_cast<c10::TensorImpl* const*>(object + known.impl_at));
   return true;
 }
 
-// Whether the call of a module that runs `__bool__` of its hook dict is that of `model`, with shapes that fit.
-bool is_known(const Mark& mark, PyObject* model) {
+bool runs(PyObject* frame, PyObject* code) {
+  if (frame == nullptr) return false;
+  const Owned own(PyFrame_GetCode(frame));
+  return own.get() == code;
+}
+
+// The frame that runs `__bool__` of a hook dict.
+PyObject* caller() {
   PyObject* own = PyEval_GetFrame();
-  const Owned frame(own == nullptr ? nullptr : PyFrame_GetBack(own));
-  if (frame.get() == nullptr) return false;
-  const Owned code(PyFrame_GetCode(frame.get()));
-  if (code.get() != known.call_code) return false;
+  return own == nullptr ? nullptr : PyFrame_GetBack(own);
+}
+
+bool is_true(PyObject* object, PyObject* name) {
+  const Owned value(PyObject_GetAttr(object, name));
+  const int found = value.get() == nullptr ? -1 : PyObject_IsTrue(value.get());
+  if (found < 0) PyErr_Clear();
+  return found > 0;
+}
+
+// Whether the call of a module that runs `__bool__` of its hook dict is that of `model`, with shapes that fit.
+bool is_known(const Mark& mark, PyObject* model, Inputs& inputs) {
+  const Owned asks(caller());
+  const bool within = runs(asks.get(), known.inner_code);
+  const Owned outer(within ? PyFrame_GetBack(asks.get()) : nullptr);
+  const auto& frame = within ? outer : asks;
+  if (!runs(frame.get(), known.call_code)) return false;
   for (PyObject* hooks : known.every)
     if (PyDict_Size(hooks) != 0) return false;
   const Owned module(variable(frame.get(), 0));
   if (module.get() != model) return false;
+  if (mark.notes && !(c10::GradMode::is_enabled() && is_true(model, known.training))) return false;
   if (!c10::GradMode::is_enabled()) return mark.evaluates;
 
   const Owned args(variable(frame.get(), 1)), kwargs(variable(frame.get(), 2));
   if (args.get() == nullptr || kwargs.get() == nullptr) return false;
-  Hash hash;
   const auto count = PyTuple_Size(args.get());
   for (intptr_t at = 0; at < count; ++at)
-    if (!add(hash, PyTuple_GetItem(args.get(), at))) return false;
+    if (!add(inputs, PyTuple_GetItem(args.get(), at))) return false;
   intptr_t at = 0;
   PyObject *name, *value;
   while (PyDict_Next(kwargs.get(), &at, &name, &value))
-    if (!add(hash, value)) return false;
-  return fits(mark, hash.value);
+    if (!add(inputs, value)) return false;
+  return (inputs.plain || !mark.notes) && fits(mark, inputs.hash.value);
+}
+
+int64_t monotonic_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Of a step that takes notes: whether this is the thread that trains.
+bool trains(const Mark& mark) { return mark.thread == PyThread_get_thread_ident(); }
+
+// A phase ends, and another begins. False: Python must read the allocator.
+bool note(Mark& mark, uint64_t code, uint64_t next, const Inputs& inputs = {}) {
+  if (mark.noted >= kNotesMax) return false;
+  auto& made = mark.noted_phases[mark.noted];
+  made.t_ns = monotonic_ns();
+  const int said = gpumon_boundary(static_cast<int>(mark.device), made.figures, mark.peaks, kResetAndCheck);
+  if (said != kRead && said != kDisturbed) return false;
+  made.code = code;
+  made.shapes = inputs.hash.value;
+  made.bytes = inputs.bytes;
+  made.disturbed = said == kDisturbed;
+  ++mark.noted;
+  *mark.word = mark.step | next;
+  return true;
+}
+
+// A forward begins in a step that takes notes, with inputs that are known. False: Python must look at it.
+bool note_forward(Mark& mark, PyObject* model, const Inputs& inputs, uint64_t code) {
+  if (!trains(mark) || mark.engine || mark.stepping) return false;
+  const auto root = reinterpret_cast<uint64_t>(model);
+  if (mark.root != 0) return mark.root != root;  // a watched model inside another; or the last call has not ended
+  if (!note(mark, kBetween, code, inputs)) return false;
+  mark.root = root;
+  return true;
 }
 
 // What one of the functions below belongs to.
@@ -174,30 +274,67 @@ PyObject* forward(PyObject* self, PyObject*) {
   bool passes = false;
   if (mark->idle) {
     const Owned model(PyObject_CallNoArgs(reference));
+    Inputs inputs;
     try {
-      passes = is_known(*mark, model.get());
+      passes = is_known(*mark, model.get(), inputs);
     } catch (...) {  // a nested tensor has no shape
       passes = false;
     }
-    if (passes) {
-      ++mark->passed;
+    if (passes && mark->notes) {
+      passes = note_forward(*mark, model.get(), inputs, code);
+    } else if (passes) {
       *mark->word = mark->step | code;
     }
+    mark->passed += passes;
   }
   return PyBool_FromLong(passes);
 }
 
-// () -> bool: in an idle step, a phase begins.
-PyObject* enter(PyObject* self, PyObject*) {
-  const auto& [mark, _, __, code] = bound(self);
-  if (mark->idle) *mark->word = mark->step | code;
-  return PyBool_FromLong(mark->idle);
+// () -> bool: in an idle step, whether torch must call the model's forward hooks. They take notes at its end, so that
+// torch must come here once more: from `inner`, as it looks for hooks to call after the forward.
+PyObject* finish(PyObject* self, PyObject*) {
+  const auto& [mark, _, reference, __] = bound(self);
+  if (!mark->notes) return PyBool_FromLong(0);
+  const Owned model(PyObject_CallNoArgs(reference));
+  const Owned asks(caller());
+  const auto root = reinterpret_cast<uint64_t>(model.get());
+  if (mark->root != 0 && mark->root != root) return PyBool_FromLong(0);
+  if (!runs(asks.get(), known.inner_code))
+    return PyBool_FromLong(known.inner_code != nullptr && runs(asks.get(), known.call_code));
+  if (mark->root == 0 || !trains(*mark) || !note(*mark, bound(self).code, kBackward)) return PyBool_FromLong(1);
+  mark->root = 0;
+  return PyBool_FromLong(0);
 }
 
-// (optimizer) -> bool: the same, if this optimizer closes the idle steps.
+// () -> 0, quiet_mark.PASSED or quiet_mark.NOTES: in an idle step, a phase begins. NOTES: call `leave` at its end.
+PyObject* enter(PyObject* self, PyObject*) {
+  const auto& [mark, _, __, code] = bound(self);
+  if (!mark->idle) return PyLong_FromLong(0);
+  if (mark->notes) {
+    if (!trains(*mark) || mark->root != 0 || mark->engine || mark->stepping || mark->passed == 0)
+      return PyLong_FromLong(0);
+    mark->engine = true;
+  }
+  *mark->word = mark->step | code;
+  return PyLong_FromLong(mark->notes ? 2 : 1);
+}
+
+// () -> bool: that phase ends, and a note is taken.
+PyObject* leave(PyObject* self, PyObject*) {
+  const auto& [mark, _, __, code] = bound(self);
+  const bool ends = mark->notes && mark->engine && trains(*mark) && note(*mark, code, kOptimizer);
+  if (ends) mark->engine = false;
+  return PyBool_FromLong(ends);
+}
+
+// (optimizer) -> bool: as `enter`, if this optimizer closes the idle steps.
 PyObject* begin(PyObject* self, PyObject* optimizer) {
   const auto& [mark, _, __, code] = bound(self);
-  const bool passes = mark->idle && mark->only == reinterpret_cast<uintptr_t>(optimizer);
+  bool passes = mark->idle && mark->only == reinterpret_cast<uintptr_t>(optimizer);
+  if (passes && mark->notes) {
+    passes = trains(*mark) && mark->root == 0 && !mark->engine && !mark->stepping;
+    mark->stepping = mark->stepping || passes;
+  }
   if (passes) *mark->word = mark->step | code;
   return PyBool_FromLong(passes);
 }
@@ -206,15 +343,23 @@ PyObject* begin(PyObject* self, PyObject* optimizer) {
 PyObject* close(PyObject* self, PyObject* optimizer) {
   auto* mark = bound(self).mark;
   if (!mark->idle || mark->only != reinterpret_cast<uintptr_t>(optimizer)) return PyLong_FromLong(0);
-  const int64_t now =
-      std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();  // monotonic_ns()
-  mark->closed_ns[std::min<int64_t>(mark->closed, kTimesMax - 1)] = now;
-  mark->closed = std::min<int64_t>(mark->closed + 1, kTimesMax);
+  int64_t now = 0;
+  bool due = false;
+  if (mark->notes) {
+    if (!mark->stepping || !trains(*mark) || !note(*mark, kOptimizer, kBetween)) return PyLong_FromLong(0);
+    mark->stepping = false;
+    now = mark->noted_phases[mark->noted - 1].t_ns;
+    due = mark->noted > kNotesMax / 2;
+  } else {
+    now = monotonic_ns();
+    mark->closed_ns[std::min<int64_t>(mark->closed, kTimesMax - 1)] = now;
+    mark->closed = std::min<int64_t>(mark->closed + 1, kTimesMax);
+  }
   mark->passed = 0;
   --mark->left;
   mark->step += 1 << kPhaseBits;
   *mark->word = mark->step | kBetween;
-  return PyLong_FromLong(mark->left <= 0 || now >= mark->due_ns ? 2 : 1);
+  return PyLong_FromLong(due || mark->left <= 0 || now >= mark->due_ns ? 2 : 1);
 }
 
 PyMethodDef methods[] = {
@@ -222,6 +367,8 @@ PyMethodDef methods[] = {
     {"enter", enter, METH_NOARGS, nullptr},
     {"begin", begin, METH_O, nullptr},
     {"close", close, METH_O, nullptr},
+    {"finish", finish, METH_NOARGS, nullptr},
+    {"leave", leave, METH_NOARGS, nullptr},
 };
 
 }  // namespace
@@ -231,9 +378,9 @@ extern "C" {
 // Of Mark: Python's structure must be as large.
 uint64_t gpumon_mark_bytes() { return sizeof(Mark); }
 
-// `objects`: a tuple of the 14 objects of Known, in its order.
+// `objects`: a tuple of the 16 objects of Known, in its order.
 void gpumon_know(PyObject* objects, const int* slots, int array_in, int array_at, int impl_at) {
-  PyObject** fields[] = {&known.call_code, &known.tensor};
+  PyObject** fields[] = {&known.call_code, &known.inner_code, &known.training, &known.tensor};
   int next = 0;
   const auto take = [&](PyObject*& field) {
     field = PyTuple_GetItem(objects, next++);
@@ -247,6 +394,14 @@ void gpumon_know(PyObject* objects, const int* slots, int array_in, int array_at
   known.array_in = array_in;
   known.array_at = array_at;
   known.impl_at = impl_at;
+}
+
+// Moves the notes to `taken`, which has place for all. Returns how many.
+int64_t gpumon_take_notes(Mark* mark, Note* taken) {
+  const auto count = mark->noted;
+  std::copy_n(mark->noted_phases, count, taken);
+  mark->noted = 0;
+  return count;
 }
 
 // One of `methods`, as a Python function. `argument`: see Bound; None for all but the first.

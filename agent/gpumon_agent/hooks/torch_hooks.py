@@ -88,6 +88,7 @@ class _Hooks(OrderedDict[int, Any]):
         return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
 
     mark: QuietMark | None = None  # torch may leave out our hook while it is idle
+    finishes: Callable[[], bool] | None = None  # where it must not: the step takes notes
     users = 0  # user's hooks. An attribute: before torch 2.7 the compiler cannot trace `len` of a dict subclass
 
     def __setitem__(self, key: int, hook: Any) -> None:
@@ -109,7 +110,9 @@ class _Hooks(OrderedDict[int, Any]):
             if _dynamo():
                 return False
             mark = self.mark
-            if (mark is not None and mark.idle) or _is_compiling() or _KEY not in self:
+            if mark is not None and mark.idle:
+                return mark.notes and self.finishes is not None and self.finishes()
+            if _is_compiling() or _KEY not in self:
                 return False
             return sys._getframe(1).f_code.co_name in _CALLS
         except BaseException as error:
@@ -270,7 +273,7 @@ class Hooks:
     def mute(self) -> None:
         """In a forked child: hooks stay in place and do nothing."""
         self.fires = False
-        self._phases.stir()
+        self._phases.forget_notes()
 
     def _install(self) -> None:
         protect, observe = self._guard.protect, self._patches.observe
@@ -286,6 +289,7 @@ class Hooks:
             protect("backward", self._engine_begins),
             protect("backward", self._engine_ends),
             idle=self._phases.quiet_mark.enters(IN_BACKWARD),
+            noted=self._phases.quiet_mark.leaves(),
         )
         observe(torch.amp.GradScaler, "step", self._scaler_begins, protect("scaler", self._scaler_ends))
         compiled = protect("compile", self._compiled)
@@ -477,7 +481,7 @@ class _Root:
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
             # DataParallel's replicas and shallow copies share the dict; torch.jit.trace would record our tensor reads
             if held() is module and not _is_tracing():
-                if mark.idle and passes(module, args, kwargs):
+                if mark.idle and not mark.notes and passes(module, args, kwargs):
                     return
                 begins(module, args, kwargs)
                 if outlooks.waiting is not None:
@@ -496,7 +500,7 @@ class _Root:
             hooked = _EntryHooks(plain) if name == "_forward_pre_hooks" else _Hooks(plain)
             hooked[_KEY] = ours[name]
             if name == "_forward_hooks":
-                hooked.mark = mark
+                hooked.mark, hooked.finishes = mark, mark.finishes(self._module)
             if isinstance(hooked, _EntryHooks):
                 hooked.mark, hooked.root = mark, self
                 hooked.move_to_end(_KEY, last=False)

@@ -23,7 +23,9 @@ from gpumon_agent.units import torch_size
 from gpumon_agent.wire import BETWEEN, OOM_AHEAD, TIGHT
 
 VARIABLE = "GPUMON_OUTLOOK"
+_ALIKE_MAX = 64  # steps in a row with the same figures: from more of them nothing is learned
 Fields = list[Any]
+Figures = list[Any]
 
 
 def judged(
@@ -91,6 +93,8 @@ class Outlooks:
         self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
+        self._like: Figures = []  # those of the newest step
+        self._alike = 0  # steps in a row that had the same
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
@@ -151,6 +155,10 @@ class Outlooks:
                 say(sentence(wire.Outlook(*fields)))
         return warns, settled
 
+    def noted(self, step: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        """A batch of `step` that needs no outlook: only the shape model learns from it."""
+        self._groups.append((step, shapes))
+
     def tell(self) -> None:
         """Calls the user's functions with the newest outlook. Their exceptions pass through."""
         outlook, self.waiting = self.waiting, None
@@ -177,6 +185,8 @@ class Outlooks:
             at, shapes = self._groups.popleft()
             if at == step:
                 groups.append(shapes)
+        if self._nothing_new(phases, groups):
+            return
         for device in {phase.device for phase in phases}:
             here = [phase for phase in phases if phase.device == device and phase.step == step]
             if not here:
@@ -191,6 +201,17 @@ class Outlooks:
                 fragments.learn(here)
                 if known is None:
                     self._devices[device] = _Device(shape_model, fragments)
+
+    def _nothing_new(self, phases: list[wire.Phase], groups: list[Shapes]) -> bool:
+        figures: Figures = [
+            (e.device, e.phase, e.flags, e.allocated, e.allocated_peak, e.reserved, e.inactive_split, e.retries)
+            for e in phases
+        ]
+        figures += groups
+        if figures != self._like:
+            self._like, self._alike = figures, 0
+        self._alike += 1
+        return self._alike > _ALIKE_MAX
 
     def drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
         for _, event in events:
