@@ -58,6 +58,7 @@ PROMISED = {"0.4 ms": 3.0, "4.5 ms": 1.0, "20 ms": 0.5}
 FAR = 1 << 62
 WARM_STEPS = 200  # gpumon reads the first 100
 TURN_S = 0.005
+SENT_S = 0.15  # where all is read: it is sent every 50 ms, and at the end of a turn
 CLOCKS = (time.process_time, time.perf_counter)
 TRACEML = "traceml-ai"
 NOTE = """Per step: CPU time of the training's process and wall time without a monitor, and what each way adds, with its
@@ -178,7 +179,9 @@ def child(way: str, kind: str, seconds: float) -> None:
     hooks = {name: OrderedDict({0: lambda *_: None}) for name in ("_forward_pre_hooks", "_forward_hooks")}
     os.sched_setaffinity(0, own)
 
-    def run(steps: int, scope: Callable[[], AbstractContextManager[Any]] = nullcontext) -> list[float]:
+    def run(
+        steps: int, scope: Callable[[], AbstractContextManager[Any]] = nullcontext, send: Callable[[], object] = int
+    ) -> list[float]:
         began = [clock() for clock in CLOCKS]
         for _ in range(steps):
             with scope():
@@ -189,6 +192,7 @@ def child(way: str, kind: str, seconds: float) -> None:
                             model(batch)
                 model(batch).sum().backward()
                 optimizer.step()
+        send()
         return [(clock() - since) / steps for clock, since in zip(CLOCKS, began, strict=True)]
 
     def put(*, in_place: bool) -> None:
@@ -204,8 +208,9 @@ def child(way: str, kind: str, seconds: float) -> None:
         while not watched.phases.quiet:
             run(1)
         watched.begin()
-    steps = max(1, round(TURN_S / run(50)[1]))
-    settling = max(2, steps // 4)
+    steps = max(1, round((SENT_S if way == "gpumon, all read" else TURN_S) / run(50)[1]))
+    settling = max(2, min(steps, 64) // 4)
+    send: Callable[[], object] = int if watched is None else watched.send
     bare: list[list[float]] = []
     differences: list[list[float]] = []
     chance = random.Random(0)
@@ -219,7 +224,7 @@ def child(way: str, kind: str, seconds: float) -> None:
                 put(in_place=wanted)
                 now_in = wanted
                 run(settling, scope if wanted else nullcontext)
-            turns[wanted].append(run(steps, scope if wanted else nullcontext))
+            turns[wanted].append(run(steps, scope if wanted else nullcontext, send if wanted else int))
         out, within = ([mean(clock) for clock in zip(*turns[which], strict=True)] for which in (False, True))
         bare.append(out)
         differences.append([b - a for a, b in zip(out, within, strict=True)])
@@ -245,7 +250,8 @@ class Watched:
         self._viewer: subprocess.Popen[bytes] | None = None
         engine = torch.autograd._engine_run_backward
         gpumon_agent.watch(model, optimizer)
-        self.phases: Any = REGISTRY.agent.phases
+        self._agent: Any = REGISTRY.agent
+        self.phases: Any = self._agent.phases
         self._engines = engine, torch.autograd._engine_run_backward
         hooks = vars(model).items()
         self._dicts = {name: each for name, each in hooks if name.startswith("_forward_") and each is not None}
@@ -270,6 +276,8 @@ class Watched:
     def put(self, *, in_place: bool) -> None:
         phases = self.phases
         phases._count_quiet()
+        if phases._noting:
+            phases.leave_notes()
         self._autograd._engine_run_backward = self._engines[in_place]
         for name, hooks in self._dicts.items():
             vars(self._model)[name] = hooks if in_place else OrderedDict()
@@ -287,6 +295,11 @@ class Watched:
         if self._way == "gpumon, quiet" and phases.quiet:
             phases.quiet_mark.left, phases._until_ns = FAR, FAR
             phases._set_due()
+
+    def send(self) -> None:
+        """What has been read, as the agent does every 50 ms. Else the turn would end before that is paid for."""
+        if self.phases._noting:
+            self._agent.flush()
 
     def _later(self, by_ns: int) -> None:
         """What is due at some time is due later: time without hooks does not count."""
