@@ -84,10 +84,10 @@ class Heard:
         for _, event in events:
             if isinstance(event, (wire.Phase, wire.Step)):
                 fields = msgspec.structs.asdict(event)
+                if isinstance(event, wire.Phase):
+                    fields["flags"] &= ~wire.SAMPLED  # when depends on time
                 del fields["t_ns"], fields["duration_ns"]
                 self.events.append([fields.pop("step"), fields])
-            elif isinstance(event, wire.Notice):
-                self.events.append([event.step, event.text])
 
 
 class Trainer:
