@@ -1,7 +1,8 @@
 """Trains on a virtual GPU: random things happen between and within steps. Prints what the agent told, and what torch
-answered. `notes` or `calls`: whether hooks take notes, or call the state machine; what is told must be the same.
+answered. `notes`, `calls`: whether hooks take notes, or call the state machine; what is told must be the same. `bare`:
+nothing is watched; what torch answers must be the same.
 
-`python noted.py notes|calls SEED STEPS`
+`python noted.py notes|calls|bare SEED STEPS [WHAT HAPPENS …]`
 """
 
 from __future__ import annotations
@@ -91,18 +92,20 @@ class Heard:
 
 
 class Trainer:
-    def __init__(self, *, wrapped: bool, recomputes: bool) -> None:
+    def __init__(self, *, wrapped: bool, recomputes: bool, watched: bool) -> None:
         self.inner = Model().cuda()
         self.inner.recomputes = recomputes
         self.model: Any = self.inner
-        if wrapped:  # both are watched
+        if wrapped and watched:  # both are
             gpumon_agent.watch(self.inner)
+        if wrapped:
             self.model = nn.DataParallel(self.inner, device_ids=[0])
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.other = torch.optim.SGD([self.inner.first.bias], lr=0.0)
         self.answers: list[int] = []
         self.kept: list[torch.Tensor] = []
-        gpumon_agent.watch(self.model, self.optimizer)
+        if watched:
+            gpumon_agent.watch(self.model, self.optimizer)
 
     def batch(self, rows: int = 32) -> torch.Tensor:
         return torch.ones(rows, 64, device="cuda")
@@ -315,6 +318,17 @@ def count(owner: Any, name: str) -> None:
     setattr(owner, name, counted)
 
 
+def read_everything() -> None:
+    """From here on the governor lets every step be read, without owners, in runs of some length."""
+    agent = REGISTRY.agent
+    governor = agent.governor
+    ahead = random.Random(1)
+    Governor._decide = lambda _: None  # type: ignore[method-assign]
+    Governor.reads_ahead = property(lambda _: ahead.choice((1, 2, 5, 40)))  # type: ignore[assignment]
+    governor.read_every, governor._ledger_at, governor._ledger_until_ns, governor.ledger = 1, FAR, FAR, False
+    agent.phases.read_soon()
+
+
 def main() -> None:
     how, seed, steps, *only = sys.argv[1:]
     gc.disable()
@@ -324,31 +338,32 @@ def main() -> None:
     count(Phases, "leave_notes")
     count(Phases, "_do_noted")
     chance = random.Random(int(seed))
-    trainer = Trainer(wrapped=int(seed) % 2 == 1, recomputes="recomputes_always" in only)
+    wrapped, recomputes = int(seed) % 2 == 1, "recomputes_always" in only
+    trainer = Trainer(wrapped=wrapped, recomputes=recomputes, watched=how != "bare")
+    agent: Any = REGISTRY.agent
     heard = Heard()
     REGISTRY.followers.add(heard)
     for _ in range(120):
         trainer.step()
-    phases, agent = REGISTRY.agent.phases, REGISTRY.agent
-    governor = agent.governor
-    ahead = random.Random(1)
-    Governor._decide = lambda _: None  # type: ignore[method-assign]
-    Governor.reads_ahead = property(lambda _: ahead.choice((1, 2, 5, 40)))  # type: ignore[assignment]
-    governor.read_every, governor._ledger_at, governor._ledger_until_ns, governor.ledger = 1, FAR, FAR, False
-    phases.read_soon()
+    if agent is not None:
+        read_everything()
     trainer.step()
     trainer.step()
-    agent.flush()
-    heard.events.clear()
-    begins = phases.step
+    if agent is not None:
+        agent.flush()
+        heard.events.clear()
+        begins = agent.phases.step
     for _ in range(int(steps)):
-        phases._left = 0
+        if agent is not None:
+            agent.phases._left = 0
         for _ in range(chance.choice((1, 1, 2, 7))):
             trainer.step()
         getattr(trainer, chance.choice(only or HAPPENS))()
         gc.collect()
-    agent.flush()
-    failures = [part for part, many in agent.guard.failures.items() if many]
+    failures = []
+    if agent is not None:
+        agent.flush()
+        failures = [part for part, many in agent.guard.failures.items() if many]
     for event in heard.events:
         event[0] -= begins
     print(json.dumps([heard.events, trainer.answers, failures, COUNTED]))

@@ -27,6 +27,7 @@ def told(virtual_gpu: Gpu, how: str, *args: object) -> tuple[list[Any], list[int
 def test_random_steps_are_told_the_same(virtual_gpu: Gpu, native_reader: Path, seed: int) -> None:
     events, answers, counted = told(virtual_gpu, "notes", seed, 90)
     assert (events, answers) == told(virtual_gpu, "calls", seed, 90)[:2]
+    assert ([], answers) == told(virtual_gpu, "bare", seed, 90)[:2]
     assert counted["_do_noted"] > counted["leave_notes"] > 20  # it is not every step that ends with calls
     assert counted["caught"] > 5
     assert len(answers) > 10
@@ -37,6 +38,7 @@ def test_what_notes_could_get_wrong_is_told_the_same(virtual_gpu: Gpu, native_re
     happens += ("goes_backward_in_the_forward", "calls_the_model_in_its_backward")
     events, answers, counted = told(virtual_gpu, "notes", 0, 30, *happens)
     assert (events, answers) == told(virtual_gpu, "calls", 0, 30, *happens)[:2]
+    assert ([], answers) == told(virtual_gpu, "bare", 0, 30, *happens)[:2]
     assert counted["leave_notes"] > 8
     assert len(answers) > 10
 
