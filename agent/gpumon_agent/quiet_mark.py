@@ -1,5 +1,4 @@
-"""Step and phase of a step whose hooks call no state machine, as one word: a hook stores a number, and the helper reads
-it.
+"""Step and phase while hooks do not call the state machine, as one word: a hook stores a number, the helper reads it.
 
 All that the hooks of an idle step (hooks.phases) read or write is in one object, and so in few cache lines. Where they
 are compiled, that object is hooks.native_hooks.NativeMark.

@@ -1,6 +1,6 @@
 """Hooks of idle steps, compiled (quiet_hooks.cpp). They take a quarter of the time that those in Python take.
 
-In a step that is read they take *notes*: the allocator's figures at the end of each phase, which costs 1 to 6 µs each.
+In a step that is read they take *notes*: the allocator's figures at the end of each phase.
 
 They read a call's arguments in the frame of `Module._call_impl`, and a tensor's shape in its TensorImpl: where both are
 is found out once, and a forward of a model of ours must then give the right answers.

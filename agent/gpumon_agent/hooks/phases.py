@@ -672,12 +672,7 @@ class Phases:
     def _window(self, label: str, following: str, now: int, reads: Iterable[tuple[int, Read]]) -> None:
         """One without flags and owners closes. `reads`: by device."""
         step, duration = self.step, now - self._opened_ns
-        counts = self._counts
-        index = counts.get(label, 0)
-        counts[label] = index + 1
-        fold = self._windows >= PHASES_PER_STEP_MAX
-        if not fold:
-            self._windows += 1
+        index, fold = self._number(label)
         for device, read in reads:
             if fold:
                 self._fold(Phase(step, label, index, device, now, duration, *reading(read)))
@@ -688,15 +683,18 @@ class Phases:
         self._opened_ns = now
         self._recorder.now = (step, following, now)
 
+    def _number(self, label: str) -> tuple[int, bool]:
+        """Of the window that closes: its index in the step among those with this label, and whether it is folded."""
+        index = self._counts.get(label, 0)
+        self._counts[label] = index + 1
+        fold = self._windows >= PHASES_PER_STEP_MAX
+        self._windows += not fold
+        return index, fold
+
     def _close_any(self, label: str, following: str, flags: int, now: int) -> None:
         governor = self._governor
         step = self.step
-        counts = self._counts
-        index = counts.get(label, 0)
-        counts[label] = index + 1
-        fold = self._windows >= PHASES_PER_STEP_MAX
-        if not fold:
-            self._windows += 1
+        index, fold = self._number(label)
         if self._flags:
             flags |= self._flags
             self._flags = 0
