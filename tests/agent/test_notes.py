@@ -45,7 +45,10 @@ def test_what_notes_could_get_wrong_is_told_the_same(virtual_gpu: Gpu, native_re
 
 def train() -> None:
     """Prints of steps with notes: whether the batch is known to fit, before and after 8 MiB more are allocated; whether
-    it had another outlook; steps with owners."""
+    it had another outlook; steps with owners. Then: whether notes are taken after two steps and after three that had to
+    give theirs up, after a long step, and later."""
+    import time
+
     import torch
 
     import gpumon_agent
@@ -85,13 +88,28 @@ def train() -> None:
     steps(6)
     phases.catch_up()
     print(fits, phases._noting, (0, ((8, 64),), 2048) in [batch[1:4] for batch in outlooks], closed)
+    phases.leave_notes()
+    governor._ledger_at, governor.ledger = 1 << 62, False
+    notes = []
+    for phases._left in (2, 3):  # steps in a row whose notes were given up
+        notes.append(phases._may_note())
+    phases._left = 0
+    time.sleep(0.06)
+    steps(1)
+    notes.append(phases._noting)
+    steps(2)
+    notes.append(phases._noting)
+    print(notes)
 
 
 def test_a_batch_with_notes_is_looked_at_once_more_is_allocated_or_a_second_has_gone(
     virtual_gpu: Gpu, native_reader: Path
 ) -> None:
     """And steps that were noted have no owners, even if some were due."""
-    assert virtual_gpu(memory="4GiB").run(train).stdout.splitlines()[-1] == "[True, False] True True []"
+    assert virtual_gpu(memory="4GiB").run(train).stdout.splitlines()[-2:] == [
+        "[True, False] True True []",
+        "[True, False, False, True]",
+    ]
 
 
 def test_no_notes_are_taken_where_the_backward_computes_parts_of_the_forward_again(
