@@ -20,6 +20,10 @@ with its 95 % interval (bootstrap of turns), and the median of a turn's CPU time
 slow moment of the machine moves no median; nor do steps that are read, which are few. A kind that has a promise is void
 if half the A/A's interval is more than a third of it.
 
+Every twentieth layer is followed by a look at how fast the machine is: six layers' work without hooks, forward and
+backward. A look's time is not the step's. What of the differences goes with those of the looks is taken off (linear
+regression: a control variate). On a shared machine that halves the noise.
+
 Not seen: what a monitor costs while it is out, as TraceML's threads; the helper process (benchmarks/helper.py). The
 training has the first core, what it starts has the others, or the same one with `--one-core`.
 """
@@ -41,7 +45,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 from typing import Any
 
 from common import interval, options, write
@@ -57,9 +61,12 @@ PROMISED = {"0.4 ms": 3.0, "4.5 ms": 1.0, "20 ms": 0.5}
 """percent of a step, by kind"""
 FAR = 1 << 62
 WARM_STEPS = 200  # gpumon reads the first 100
+LOOK_EVERY, LOOK_WARM, LOOK_LAYERS = 21, 2, 6  # the first counts the look itself
 TURN_S = 0.005
-SENT_S = 0.15  # where all is read: it is sent every 50 ms, and at the end of a turn
+SENT_S = 0.2  # where all is read: it is sent every 100 ms, and at the end of a turn
 CLOCKS = (time.process_time, time.perf_counter)
+Turn = list[tuple[float, float]]
+"""of each of `CLOCKS`: seconds of a step, and of a look"""
 TRACEML = "traceml-ai"
 NOTE = """Per step: CPU time of the training's process and wall time without a monitor, and what each way adds, with its
 95 % interval: a mean, and the median of CPU time, which shows what steps cost that are not read. `bare again` is the
@@ -161,8 +168,43 @@ def child(way: str, kind: str, seconds: float) -> None:
     own, others = json.loads(os.environ["OVERHEAD_CORES"])
     os.sched_setaffinity(0, others)  # what the agent starts inherits it
     import torch
+    from torch.nn.functional import linear
 
-    modules = [torch.nn.Linear(64, 64) for _ in range(LAYERS.get(kind, 12))]
+    looked, looks = [0.0] * len(CLOCKS), 0
+
+    def look() -> None:
+        nonlocal looks
+        with torch.no_grad():
+            for _ in range(LOOK_WARM):
+                linear(batch, weight)
+            began = [clock() for clock in CLOCKS]
+            for _ in range(LOOK_LAYERS):
+                linear(batch, weight)
+        for i, (clock, since) in enumerate(zip(CLOCKS, began, strict=True)):
+            looked[i] += clock() - since
+        looks += 1
+
+    class Looked(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, value: Any) -> Any:
+            look()
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(_: Any, gradient: Any) -> Any:
+            look()
+            return gradient
+
+    class Look(torch.nn.Module):
+        def forward(self, value: Any) -> Any:
+            return Looked.apply(value)
+
+    modules = []
+    for _ in range(LAYERS.get(kind, 12)):
+        modules.append(torch.nn.Linear(64, 64))
+        if len(modules) % LOOK_EVERY == LOOK_EVERY - 1:
+            modules.append(Look())
+    weight = torch.ones(64, 64, device="cuda")
     if kind == "modules":
         modules = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.0)) for _ in range(333)]
     model = torch.nn.Sequential(*modules).cuda()
@@ -181,7 +223,9 @@ def child(way: str, kind: str, seconds: float) -> None:
 
     def run(
         steps: int, scope: Callable[[], AbstractContextManager[Any]] = nullcontext, send: Callable[[], object] = int
-    ) -> list[float]:
+    ) -> Turn:
+        nonlocal looks
+        looks, looked[:] = 0, [0.0] * len(CLOCKS)
         began = [clock() for clock in CLOCKS]
         for _ in range(steps):
             with scope():
@@ -193,7 +237,10 @@ def child(way: str, kind: str, seconds: float) -> None:
                 model(batch).sum().backward()
                 optimizer.step()
         send()
-        return [(clock() - since) / steps for clock, since in zip(CLOCKS, began, strict=True)]
+        return [
+            ((clock() - since - of_looks) / steps, of_looks / max(1, looks))
+            for clock, since, of_looks in zip(CLOCKS, began, looked, strict=True)
+        ]
 
     def put(*, in_place: bool) -> None:
         if watched is not None:
@@ -208,16 +255,15 @@ def child(way: str, kind: str, seconds: float) -> None:
         while not watched.phases.quiet:
             run(1)
         watched.begin()
-    steps = max(1, round((SENT_S if way == "gpumon, all read" else TURN_S) / run(50)[1]))
+    steps = max(1, round((SENT_S if way == "gpumon, all read" else TURN_S) / run(50)[1][0]))
     settling = max(2, min(steps, 64) // 4)
     send: Callable[[], object] = int if watched is None else watched.send
-    bare: list[list[float]] = []
-    differences: list[list[float]] = []
+    rounds: list[dict[bool, list[Turn]]] = []
     chance = random.Random(0)
     now_in = watched is not None
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        turns: dict[bool, list[list[float]]] = {False: [], True: []}
+        turns: dict[bool, list[Turn]] = {False: [], True: []}
         first = chance.random() < 0.5
         for wanted in (first, not first, not first, first):
             if wanted != now_in:
@@ -225,14 +271,25 @@ def child(way: str, kind: str, seconds: float) -> None:
                 now_in = wanted
                 run(settling, scope if wanted else nullcontext)
             turns[wanted].append(run(steps, scope if wanted else nullcontext, send if wanted else int))
-        out, within = ([mean(clock) for clock in zip(*turns[which], strict=True)] for which in (False, True))
-        bare.append(out)
-        differences.append([b - a for a, b in zip(out, within, strict=True)])
-    found = list(zip(zip(*bare, strict=True), zip(*differences, strict=True), strict=True))
+        rounds.append(turns)
+    found = [differences(rounds, clock) for clock in range(len(CLOCKS))]
     Path(os.environ["OVERHEAD_ANSWER"]).write_text(json.dumps(found))
     if watched is not None:
         watched.end()
     os._exit(0)
+
+
+def differences(rounds: list[dict[bool, list[Turn]]], clock: int) -> tuple[list[float], list[float]]:
+    """By rounds: seconds of a step without the monitor, and how many more with it."""
+
+    def of(figure: int, within: bool) -> list[float]:
+        return [mean(turn[clock][figure] for turn in turns[within]) for turns in rounds]
+
+    steps, looks = ([b - a for a, b in zip(of(i, False), of(i, True), strict=True)] for i in (0, 1))
+    if any(looks):
+        slope = linear_regression(looks, steps).slope
+        steps = [step - slope * look for step, look in zip(steps, looks, strict=True)]
+    return of(0, False), steps
 
 
 class Watched:
@@ -297,7 +354,7 @@ class Watched:
             phases._set_due()
 
     def send(self) -> None:
-        """What has been read, as the agent does every 50 ms. Else the turn would end before that is paid for."""
+        """What has been read, as the agent does every 100 ms. Else the turn would end before that is paid for."""
         if self.phases._noting:
             self._agent.flush()
 

@@ -80,7 +80,8 @@ _ASK_NS = 100_000_000  # between two questions whether a viewer wants something,
 _LOOK_NS = 2_000_000_000  # between two accounts of quiet steps. While the helper lives it asks for one each second
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
 ENDS_EVERY_NS = 100_000_000  # how often allocated bytes are read at the end of a quiet step: it costs 4 to 60 µs
-_NOTES_NS = 50_000_000  # of which notes are taken together: a kill loses so much
+_NOTES_NS = 50_000_000  # longer steps take no notes
+_NOTES_TOGETHER_NS = 100_000_000  # of which they are gone through at once: a kill loses so much
 _JUDGE_NS = 1_000_000_000  # between two outlooks for batches that fit
 _LEFT_MAX = 3  # steps in a row whose notes had to be given up: then none are taken any more
 _FOLLOWS = {BETWEEN: FORWARD, FORWARD: BACKWARD, BACKWARD: OPTIMIZER, OPTIMIZER: BETWEEN}  # in a step with notes
@@ -856,7 +857,8 @@ class Phases:
         peaks = None if others else self._notes_of(where)
         if peaks is None:
             return
-        mark.left, mark.due_ns = governor.reads_ahead, min(self._ended_ns + _NOTES_NS, governor.ledger_until_ns)
+        mark.left = governor.reads_ahead
+        mark.due_ns = min(self._ended_ns + _NOTES_TOGETHER_NS, governor.ledger_until_ns)
         mark.passed = 0
         mark.begin(self.step, phase)
         mark.begin_notes(device, peaks)
