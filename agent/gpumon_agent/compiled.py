@@ -16,7 +16,11 @@ from gpumon_agent import environment
 from gpumon_agent.guard import pass_on
 
 _HERE = Path(__file__).parent
-SOURCES = (_HERE / "allocator" / "native.cpp", _HERE / "hooks" / "quiet_hooks.cpp")
+SOURCES = (
+    _HERE / "allocator" / "native.cpp",
+    _HERE / "attribution" / "storages.cpp",
+    _HERE / "hooks" / "quiet_hooks.cpp",
+)
 
 
 def build_path(version: str, git_version: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from sys import getrefcount
@@ -17,6 +18,7 @@ SMALL_BYTES = 16_384
 CPU = -1
 """the CPU's index, as Tensor.get_device() returns it"""
 INPUT_DEPTH_MAX = 6  # nested containers in a model's inputs and outputs
+_WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
 _PIECES = 127  # a prime: ids and addresses are multiples of 16
 V = TypeVar("V")
 _PLAIN = (Tensor, Parameter)
@@ -34,6 +36,20 @@ _SPARSE_PARTS = {
 def index_of(where: torch.device) -> int:
     """As Tensor.get_device() returns it."""
     return CPU if where.type == "cpu" else where.index or 0
+
+
+def impl_at() -> int:
+    """Bytes from a tensor's address to that of its TensorImpl. Raises LookupError."""
+    at = set()
+    for tensor in (torch.empty(1, device="cpu"), torch.empty(2, device="cpu")):
+        words = (ctypes.c_size_t * (torch.Tensor.__basicsize__ // _WORD_BYTES)).from_address(id(tensor))
+        found = [at for at, word in enumerate(words) if word == tensor._cdata]
+        if len(found) != 1:
+            raise LookupError("a tensor's TensorImpl")
+        at.add(found[0] * _WORD_BYTES)
+    if len(at) != 1:
+        raise LookupError("a tensor's TensorImpl")
+    return at.pop()
 
 
 class Pieces(Generic[V]):

@@ -17,7 +17,9 @@ from gpumon_agent import compiled
 OLDEST_TORCH = (2, 9)
 """has c10::getDeviceAllocator (pytorch#138222)"""
 PATIENCE_S = 60.0
-_LOADS = "import sys, torch, ctypes; each = ctypes.PyDLL(sys.argv[1]); each.gpumon_boundary, each.gpumon_hook"
+_LOADS = """import sys, torch, ctypes
+each = ctypes.PyDLL(sys.argv[1])
+each.gpumon_boundary, each.gpumon_hook, each.gpumon_storages"""
 
 
 class NotBuilt(Exception):

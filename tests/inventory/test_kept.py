@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,9 +51,15 @@ class Watched:
         return self.model[1].weight
 
 
-@pytest.fixture
-def watched() -> Watched:
-    return Watched()
+@pytest.fixture(params=["in Python", "compiled"])
+def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    compiled = request.param == "compiled"
+    monkeypatch.setenv("GPUMON_NATIVE", "on" if compiled else "off")
+    if compiled:
+        request.getfixturevalue("native_reader")
+    watched = Watched()
+    assert (watched.inventory._sums[-1].weights._words is not None) is compiled
+    return watched
 
 
 def test_unchanged(watched: Watched) -> None:
@@ -101,19 +108,46 @@ def test_a_sparse_gradient_is_read_each_time(watched: Watched) -> None:
     assert not watched.inventory._sums[-1].gradients.read([each.grad for each in watched.model.parameters()], -1)
 
 
-def test_each_device_has_its_own_sum(virtual_gpu: Any) -> None:
-    def script() -> None:
+def test_a_sparse_gradient_comes_and_goes(watched: Watched) -> None:
+    kept = watched.weight.grad
+    watched.weight.grad = kept.to_sparse()
+    assert watched.look(fresh=False).gradients == 2 * LAYER + 64 * (16 + 4)
+    watched.weight.grad = kept
+    assert watched.look(fresh=False).gradients == 3 * LAYER
+
+
+def test_a_weight_of_a_subclass(watched: Watched) -> None:
+    class Own(nn.Parameter):
+        pass
+
+    watched.model[1].weight = Own(torch.ones(16, 8))
+    watched.model[1].weight.grad = torch.ones(16, 8)
+    assert watched.look()[:3] == (4 * LAYER, 400, 4 * LAYER)
+    assert watched.inventory._sums[-1].weights._words is None  # its memory may be another's
+
+
+@pytest.mark.parametrize("native", ["off", "on"])
+def test_each_device_has_its_own_sum(virtual_gpu: Any, native: str, native_reader: Path) -> None:
+    def script(native: str) -> None:
+        import os
+
         import torch
 
+        os.environ["GPUMON_NATIVE"] = native
+        from gpumon_agent.attribution import native_storages
         from gpumon_agent.attribution.kept import Sum
 
-        tensors = [torch.ones(1, device="cuda"), torch.ones(2), torch.ones(3, device="meta"), torch.ones(4)]
-        for index, expected in ((0, 4), (-1, 24)):
-            sums = Sum()
-            sums.read(tensors, index)
-            assert sums.claim(set()) == expected
+        tensors = [torch.ones(1, device="cuda"), torch.ones(2), torch.ones(4)]
+        for meta in ([], [torch.ones(3, device="meta")]):
+            for index, expected in ((0, 4), (-1, 24)):
+                read = native_storages.load()
+                assert (read is not None) is (native == "on")
+                sums = Sum(read)
+                sums.read(tensors + meta, index)
+                assert sums.claim(set()) == expected
+                assert (sums._words is not None) is (native == "on" and not meta)
 
-    virtual_gpu().run(script)
+    virtual_gpu().run(script, native)
 
 
 def test_a_list_that_shrinks_or_gets_another_first_tensor_is_read_without_a_look() -> None:

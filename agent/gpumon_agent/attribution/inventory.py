@@ -20,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from gpumon_agent.attribution import zero
+from gpumon_agent.attribution import native_storages, zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
 from gpumon_agent.attribution.kept import Living, Sum, place
@@ -81,8 +82,8 @@ class _Lasting(NamedTuple):
 class _Sums:
     """Of one device."""
 
-    def __init__(self) -> None:
-        self.weights, self.buffers, self.gradients, self.views = Sum(), Sum(), Sum(), Sum()
+    def __init__(self, native: native_storages.Read | None) -> None:
+        self.weights, self.buffers, self.gradients, self.views, self.states = (Sum(native) for _ in range(5))
         self.state: _State | None = None
         self.lasting: _Lasting | None = None
 
@@ -95,7 +96,7 @@ class Inventory:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._inputs: list[weakref.ref[Tensor]] = []
         self._handed = 0  # how many of them were arguments of the forward; they come first
-        self._sums: defaultdict[int, _Sums] = defaultdict(_Sums)
+        self._sums: defaultdict[int, _Sums] = defaultdict(partial(_Sums, native_storages.load()))
         self._state_uses = 0
         self._buckets: dict[int, int] = {}
         self._until_list = 0
@@ -316,7 +317,8 @@ class Inventory:
             self._state_uses = 0
             before = {*sums.weights.found, *sums.buffers.found} - gathered
             claimed = before.copy()
-            total = sum(claim(state_tensors(optimizer), claimed, index) for optimizer in optimizers)
+            sums.states.read([tensor for optimizer in optimizers for tensor in state_tensors(optimizer)], index)
+            total = sums.states.claim(claimed)
             sums.state = kept = _State(mark, frozenset(claimed - before), total)
         return kept
 
@@ -378,13 +380,10 @@ class Inventory:
 
     def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
         """Bytes of gradients with their own storage, and of the storages that the others are views of."""
-        views = self.views
-        if views:
-            owned = [g for p in parameters if id(p) not in views and (g := p.grad) is not None]
-            viewed = [g for p in parameters if id(p) in views and (g := p.grad) is not None]
-        else:
-            owned = [g for p in parameters if (g := p.grad) is not None]
-            viewed = []
+        viewed, others = self.views, parameters
+        if viewed:
+            others = [each for each in parameters if id(each) not in viewed]
+        owned: list[Tensor] = []
         for sharded in _alive(self._sharded):
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
             if gradient is not None:
@@ -395,8 +394,8 @@ class Inventory:
             owned += zero.gradients(optimizer)
         owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
         sums = self._sums[index]
-        sums.gradients.read(owned, index)
-        sums.views.read(viewed, index)
+        sums.gradients.read(owned, index, of=others)
+        sums.views.read([], index, of=[each for each in parameters if id(each) in viewed] if viewed else [])
         return sums.gradients.claim(claimed), sums.views.claim(claimed)
 
     def _bucket_bytes(self, index: int, *, fresh: bool) -> int:

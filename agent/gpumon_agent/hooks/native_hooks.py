@@ -35,6 +35,7 @@ from gpumon_agent.quiet_mark import (
     Shapes,
     phase_of,
 )
+from gpumon_agent.storages import impl_at
 from gpumon_agent.wire import BOUND, FORWARD
 
 CALL = modules.Module._call_impl.__code__
@@ -45,7 +46,6 @@ EVERY_MODULES = tuple(
     vars(modules)[f"_global_{name}_hooks"] for name in ("backward_pre", "backward", "forward", "forward_pre")
 )
 _FORWARD, _ENTER, _BEGIN, _CLOSE, _FINISH, _LEAVE = range(6)  # of `methods` in quiet_hooks.cpp
-_WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
 _PLAIN = (type(None), bool, int, float, str)
 _SLOTS = 2 * FITTING_MAX  # a power of two
 _HASH_BITS = 64
@@ -244,22 +244,8 @@ def _maker(library: ctypes.PyDLL) -> Callable[..., NativeMark]:
     take.restype = ctypes.c_int64
     take.argtypes = [ctypes.c_void_p, _Notes]
     objects = (CALL, INNER, "training", torch.Tensor, *_PLAIN, *EVERY_MODULES, *frames.CALL)
-    know(objects, (ctypes.c_int * 3)(*slots), array_in, array_at, _impl_at())
+    know(objects, (ctypes.c_int * 3)(*slots), array_in, array_at, impl_at())
     return functools.partial(NativeMark, hook, take)
-
-
-def _impl_at() -> int:
-    """Bytes from a tensor's address to its TensorImpl's."""
-    at = set()
-    for tensor in (torch.empty(1, device="cpu"), torch.empty(2, device="cpu")):
-        words = (ctypes.c_size_t * (torch.Tensor.__basicsize__ // _WORD_BYTES)).from_address(id(tensor))
-        found = [at for at, word in enumerate(words) if word == tensor._cdata]
-        if len(found) != 1:
-            raise LookupError("a tensor's TensorImpl")
-        at.add(found[0] * _WORD_BYTES)
-    if len(at) != 1:
-        raise LookupError("a tensor's TensorImpl")
-    return at.pop()
 
 
 class _Asks(dict[Any, Any]):
