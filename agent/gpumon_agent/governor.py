@@ -18,7 +18,7 @@ from math import ceil, sqrt
 from gpumon_agent.cost import Cost
 
 COST_SHARE = 0.01  # of the mean step, for all that we do
-STEP_SHARE, STEP_SHARE_MIN = 0.0025, 0.001  # of it, for all that is read: what quiet steps leave
+STEP_SHARE, STEP_SHARE_MIN = 0.002, 0.001  # of it, for all that is read: what quiet steps leave
 TASKS = 3  # that share the budget: phases, owners, batches with new shapes
 CENSUS_SHARE, CENSUS_FLOOR_NS = 0.002, 25_000  # beside it, while memory grows: a leak must get its name soon
 SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
