@@ -54,8 +54,9 @@ class Recorder:
         pop = self._events.popleft
         for _ in range(len(self._events)):  # events appended meanwhile wait for the next call
             seq, *window, last = pop()
-            figures: tuple[Any, ...] = reading(last) if window else ()
-            drained.append((seq, Phase(*window, *figures) if window else last))
+            if window:
+                last = Phase(*window, *(last if type(last) is tuple else reading(last)))
+            drained.append((seq, last))
         self._drained += len(drained)
         self._newest = max((seq for seq, _ in drained), default=self._newest)
         return drained
