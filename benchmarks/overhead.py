@@ -63,7 +63,7 @@ FAR = 1 << 62
 WARM_STEPS = 200  # gpumon reads the first 100
 LOOK_EVERY, LOOK_WARM, LOOK_LAYERS = 21, 2, 6  # the first counts the look itself
 TURN_S = 0.005
-SENT_S = 0.2  # where all is read: it is sent every 100 ms, and at the end of a turn
+SENT_S = 0.5  # where all is read: it is sent every 200 ms, and at the end of a turn
 CLOCKS = (time.process_time, time.perf_counter)
 Turn = list[tuple[float, float]]
 """of each of `CLOCKS`: seconds of a step, and of a look"""
@@ -354,7 +354,7 @@ class Watched:
             phases._set_due()
 
     def send(self) -> None:
-        """What has been read, as the agent does every 100 ms. Else the turn would end before that is paid for."""
+        """What has been read, as the agent does every 200 ms. Else the turn would end before that is paid for."""
         if self.phases._noting:
             self._agent.flush()
 
