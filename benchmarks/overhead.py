@@ -60,6 +60,7 @@ KINDS = (*LAYERS, "rollout", "modules")
 PROMISED = {"0.4 ms": 3.0, "4.5 ms": 1.0, "20 ms": 0.5}
 """percent of a step, by kind"""
 FAR = 1 << 62
+HELPER_ASKS_NS = 1_000_000_000
 WARM_STEPS = 200  # gpumon reads the first 100
 LOOK_EVERY, LOOK_WARM, LOOK_LAYERS = 21, 2, 6  # the first counts the look itself
 TURN_S = 0.005
@@ -317,13 +318,14 @@ class Watched:
             optimizers._global_optimizer_post_hooks,
         )
         self._registered = [dict(each) for each in self._registries]
-        self._out_since_ns = 0
+        self._out_since_ns = self._out_ns = self._hears_ns = 0
         if way == "gpumon, viewer":
             command = [sys.executable, "-m", "gpumon", "attach", "--json", str(os.getpid())]
             self._viewer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def begin(self) -> None:
         """The first hundred steps are over."""
+        self._asked, self.phases._asked = self.phases._asked, self._hears
         if self._way == "gpumon, all read":
             governor = self.phases._governor
             type(governor)._decide = lambda self: None
@@ -358,10 +360,19 @@ class Watched:
         if self.phases._noting:
             self._agent.flush()
 
+    def _hears(self) -> bool:
+        """Whether the helper asks for an account: once a second, in which time without hooks does not count."""
+        now_ns = time.monotonic_ns() - self._out_ns
+        if now_ns < self._hears_ns or not self._asked():
+            return False
+        self._hears_ns = now_ns + HELPER_ASKS_NS
+        return True
+
     def _later(self, by_ns: int) -> None:
         """What is due at some time is due later: time without hooks does not count."""
+        self._out_ns += by_ns
         for owner, names in (
-            (self.phases, ("_until_ns", "_look_due_ns", "_ends_due_ns")),
+            (self.phases, ("_until_ns", "_look_due_ns", "_ends_due_ns", "_ask_due_ns")),
             (self.phases._governor, ("until_ns", "_ledger_until_ns")),
         ):
             for name in names:
