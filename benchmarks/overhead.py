@@ -17,8 +17,8 @@ history            `torch.cuda.memory._record_memory_history()`
 Steps of 0.4 to 100 ms of linear layers; `rollout`: 300 forwards without gradients, then a step; `modules`: a thousand
 small modules. Reported are the mean differences of CPU time of the training's process, and of wall time, per step, each
 with its 95 % interval (bootstrap of turns), and the median of a turn's CPU time against that of the turn beside it. A
-slow moment of the machine moves no median; nor do steps that are read, which are few. A kind that has a promise is void
-if half the A/A's interval is more than a third of it.
+slow moment of the machine moves no median; nor do steps that are read, which are few. Where half the A/A's interval is
+more than a third of what is promised for a kind, its figures are void.
 
 Every twentieth layer is followed by a look at how fast the machine is: six layers' work without hooks, forward and
 backward. A look's time is not the step's. What of the differences goes with those of the looks is taken off (linear
@@ -98,14 +98,14 @@ def main() -> None:
 def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iterator[str]:
     yield f"| {kind} | CPU, ms | adds, µs | % | median, % | wall, ms | adds, µs | % |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|"
-    noise = 0.0
+    noise: list[float] = []  # of CPU time, of wall time
     for way in args.ways:
         cells = []
         for out, differences in measured(way, kind, args, known):
             bare = mean(out)
             found = interval(differences)
             if way == AGAIN:
-                noise = max(noise, 100 * (found[2] - found[1]) / 2 / bare)
+                noise.append(100 * (found[2] - found[1]) / 2 / bare)
             shown = [(found, 1e6, 1), (found, 100 / bare, 2)]
             if not cells:
                 against = [each / beside for each, beside in zip(differences, out, strict=True)]
@@ -116,9 +116,9 @@ def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iter
         yield f"| {way} | {' | '.join(cells)} |"
     yield ""
     promised = PROMISED.get(kind)
-    if promised is not None and AGAIN in args.ways:
-        void = ": void" if noise > promised / 3 else ""
-        yield f"{kind}: promised {promised} %, noise ±{noise:.2f} %{void}"
+    if promised is not None and noise:
+        cpu, wall = (f"±{each:.2f} %{' (void)' if each > promised / 3 else ''}" for each in noise)
+        yield f"{kind}: promised {promised} %, noise {cpu} of CPU time, {wall} of wall time"
         yield ""
 
 
