@@ -216,6 +216,16 @@ def native_reader(native_build: tuple[Path | None, str]) -> Path:
     return path
 
 
+@pytest.fixture(params=["in Python", "compiled"])
+def hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which hooks of idle steps run, and what reads storages for the ledger."""
+    compiled = request.param == "compiled"
+    monkeypatch.setenv("GPUMON_NATIVE", "on" if compiled else "off")
+    if compiled:
+        request.getfixturevalue("native_reader")
+    return str(request.param)
+
+
 @pytest.fixture
 def virtual_gpu(tmp_path: Path, forks: Forks) -> Iterator[Callable[..., VirtualGpu]]:
     """``virtual_gpu(devices=2, profile="a100-40", memory="16GiB", context="450MiB").run(script_or_function, *args)``.

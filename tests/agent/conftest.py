@@ -65,16 +65,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     assert not failed
 
 
-@pytest.fixture(params=["in Python", "compiled"])
-def hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which hooks of idle steps run."""
-    compiled = request.param == "compiled"
-    monkeypatch.setenv("GPUMON_NATIVE", "on" if compiled else "off")
-    if compiled:
-        request.getfixturevalue("native_reader")
-    return str(request.param)
-
-
 @pytest.fixture
 def resting(monkeypatch: pytest.MonkeyPatch, hooks: str) -> Iterator[Watched]:
     """An agent that reads four steps, and then rests for as long as the test wants."""

@@ -51,14 +51,10 @@ class Watched:
         return self.model[1].weight
 
 
-@pytest.fixture(params=["in Python", "compiled"])
-def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    compiled = request.param == "compiled"
-    monkeypatch.setenv("GPUMON_NATIVE", "on" if compiled else "off")
-    if compiled:
-        request.getfixturevalue("native_reader")
+@pytest.fixture
+def watched(hooks: str) -> Watched:
     watched = Watched()
-    assert (watched.inventory._sums[-1].weights._words is not None) is compiled
+    assert (watched.inventory._sums[-1].weights._words is not None) is (hooks == "compiled")
     return watched
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sysconfig
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,9 @@ _TYPES = (Tensor, Parameter)
 
 
 def load() -> Read | None:
-    """None: it was not built, or gives wrong answers here."""
+    """None: it was not built, or gives wrong answers here, or another thread could free a gradient as it is read."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
     library: Any = compiled.load()
     try:
         function: Any = library and library.gpumon_storages

@@ -4,7 +4,6 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
-#include <algorithm>
 #include <cstdint>
 
 using PyObject = struct _object;
@@ -41,8 +40,9 @@ const c10::TensorImpl& gradient(const c10::TensorImpl& tensor) {
 
 extern "C" {
 
-// Of each tensor of a list, or of its gradient, if there is one. `types`: those whose memory is a storage of their own.
-// `found` has place for one of each. Returns how many were written; -1: one of them is not that plain.
+// Of each tensor of a list, or of its gradient, if there is one; the caller holds the GIL. `types`: those whose memory is
+// a storage of their own. `found` has place for one of each. Returns how many were written; -1: one of them is not that
+// plain.
 int64_t gpumon_storages(PyObject* tensors, bool gradients, int64_t device, PyObject* const* types, int impl_at,
                         Storage* found) {
   auto* end = found;
