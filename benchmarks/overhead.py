@@ -14,15 +14,17 @@ gpumon, all read   every phase of every step, without owners
 TraceML            `trace_step` around each step (traceml-ai from PyPI, installed for this run)
 history            `torch.cuda.memory._record_memory_history()`
 
-Steps of 0.4 to 100 ms of linear layers; `rollout`: 300 forwards without gradients, then a step; `modules`: a thousand
-small modules. Reported are the mean differences of CPU time of the training's process, and of wall time, per step, each
-with its 95 % interval (bootstrap of turns), and the median of a turn's CPU time against that of the turn beside it. A
-slow moment of the machine moves no median; nor do steps that are read, which are few. Where half the A/A's interval is
-more than a third of what is promised for a kind, its figures are void.
+Steps of 0.4 to 100 ms of linear layers; `modules`: a thousand small modules; `rollout`: a forward without gradients,
+300 of which come before each training step, which is not measured. Reported are the mean differences of CPU time of the
+training's process, and of wall time, per step, each with its 95 % interval (bootstrap of turns), and the median of a
+turn's CPU time against that of the turn beside it. A slow moment of the machine moves no median; nor do steps that are
+read, which are few. Where half the A/A's interval is more than a third of what is promised for a kind, its figures are
+void.
 
-Every twentieth layer is followed by a look at how fast the machine is: six layers' work without hooks, forward and
-backward. A look's time is not the step's. What of the differences goes with those of the looks is taken off (linear
-regression: a control variate). On a shared machine that halves the noise.
+Monitors work where a forward, a backward or a step of the optimizer begins or ends. In a model of many layers the rest
+is only noise on a shared machine. So the time between its first and its last twenty layers is taken apart, forward and
+backward. Its difference is reported by itself, as *between*; and what of the other differences goes with it is taken
+off (linear regression: a control variate), because it shows how fast the machine was.
 
 Not seen: what a monitor costs while it is out, as TraceML's threads; the helper process (benchmarks/helper.py). The
 training has the first core, what it starts has the others, or the same one with `--one-core`.
@@ -62,12 +64,15 @@ PROMISED = {"0.4 ms": 3.0, "4.5 ms": 1.0, "20 ms": 0.5}
 FAR = 1 << 62
 HELPER_ASKS_NS = 1_000_000_000
 WARM_STEPS = 200  # gpumon reads the first 100
-LOOK_EVERY, LOOK_WARM, LOOK_LAYERS = 21, 2, 6  # the first counts the look itself
+FORWARDS = 300  # of a rollout
+NEAR_LAYERS = 20  # the first and the last of a model, if it has three times as many
 TURN_S = 0.005
 SENT_S = 0.5  # where all is read: it is sent every 200 ms, and at the end of a turn
 CLOCKS = (time.process_time, time.perf_counter)
 Turn = list[tuple[float, float]]
-"""of each of `CLOCKS`: seconds of a step, and of a look"""
+"""of each of `CLOCKS`: seconds of a step, and how many of them are between its first and last layers"""
+Found = tuple[list[float], list[float], list[float]]
+"""By rounds: seconds of a step without the monitor, how many more near the hooks with it, and how many more between."""
 TRACEML = "traceml-ai"
 NOTE = """Per step: CPU time of the training's process and wall time without a monitor, and what each way adds, with its
 95 % interval: a mean, and the median of CPU time, which shows what steps cost that are not read. `bare again` is the
@@ -83,6 +88,8 @@ def main() -> None:
     parser.add_argument("--one-core", action="store_true", help="helper and viewer on the training's core")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if "rollout" in args.kinds and not {AGAIN, "hooks", "gpumon, quiet"}.issuperset(args.ways):
+        parser.error("of a rollout only 'bare again', 'hooks' and 'gpumon, quiet' are measured")
     if args.child:
         way, kind = args.child
         return child(way, kind, args.seconds)
@@ -96,20 +103,20 @@ def main() -> None:
 
 
 def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iterator[str]:
-    yield f"| {kind} | CPU, ms | adds, µs | % | median, % | wall, ms | adds, µs | % |"
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield f"| {kind} | CPU, ms | adds, µs | % | median, % | between, % | wall, ms | adds, µs | % |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     noise: list[float] = []  # of CPU time, of wall time
     for way in args.ways:
         cells = []
-        for out, differences in measured(way, kind, args, known):
+        for out, near, between in measured(way, kind, args, known):
             bare = mean(out)
-            found = interval(differences)
+            found = interval(near)
             if way == AGAIN:
                 noise.append(100 * (found[2] - found[1]) / 2 / bare)
             shown = [(found, 1e6, 1), (found, 100 / bare, 2)]
             if not cells:
-                against = [each / beside for each, beside in zip(differences, out, strict=True)]
-                shown.append((interval(against, median), 100, 2))
+                against = [each / beside for each, beside in zip(near, out, strict=True)]
+                shown += [(interval(against, median), 100, 2), (interval(between), 100 / bare, 2)]
             cells.append(f"{1000 * bare:.3f}")
             for (middle, low, high), scale, digits in shown:
                 cells.append(f"{scale * middle:+.{digits}f} ({scale * low:+.{digits}f} to {scale * high:+.{digits}f})")
@@ -122,10 +129,8 @@ def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iter
         yield ""
 
 
-def measured(
-    way: str, kind: str, args: argparse.Namespace, known: Mapping[str, str]
-) -> list[tuple[list[float], list[float]]]:
-    """Of each of `CLOCKS`, by turns: seconds per step without the monitor, and how many more with it."""
+def measured(way: str, kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> list[Found]:
+    """Of each of `CLOCKS`."""
     script, arguments = [__file__], ["--child", way, kind, "--seconds", str(args.seconds)]
     if way == "TraceML":
         script = ["-m", "traceml_ai.launcher.cli", "run", __file__, "--mode", "summary", "--args"]
@@ -138,7 +143,7 @@ def measured(
         ran = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
         if not answer.exists():
             sys.exit(f"{way}, {kind}: {ran.stderr[-2000:]}")
-        found: list[tuple[list[float], list[float]]] = json.loads(answer.read_text())
+        found: list[Found] = json.loads(answer.read_text())
     return found
 
 
@@ -169,43 +174,34 @@ def child(way: str, kind: str, seconds: float) -> None:
     own, others = json.loads(os.environ["OVERHEAD_CORES"])
     os.sched_setaffinity(0, others)  # what the agent starts inherits it
     import torch
-    from torch.nn.functional import linear
 
-    looked, looks = [0.0] * len(CLOCKS), 0
+    between = [0.0] * len(CLOCKS)
+    sign = -1
 
-    def look() -> None:
-        nonlocal looks
-        with torch.no_grad():
-            for _ in range(LOOK_WARM):
-                linear(batch, weight)
-            began = [clock() for clock in CLOCKS]
-            for _ in range(LOOK_LAYERS):
-                linear(batch, weight)
-        for i, (clock, since) in enumerate(zip(CLOCKS, began, strict=True)):
-            looked[i] += clock() - since
-        looks += 1
+    def mark(value: Any) -> Any:
+        nonlocal sign
+        for i, clock in enumerate(CLOCKS):
+            between[i] += sign * clock()
+        sign = -sign
+        return value
 
-    class Looked(torch.autograd.Function):
+    class Marked(torch.autograd.Function):
         @staticmethod
         def forward(_: Any, value: Any) -> Any:
-            look()
-            return value.view_as(value)
+            return mark(value.view_as(value))
 
         @staticmethod
         def backward(_: Any, gradient: Any) -> Any:
-            look()
-            return gradient
+            return mark(gradient)
 
-    class Look(torch.nn.Module):
+    class Mark(torch.nn.Module):
         def forward(self, value: Any) -> Any:
-            return Looked.apply(value)
+            return Marked.apply(value)
 
-    modules = []
-    for _ in range(LAYERS.get(kind, 12)):
-        modules.append(torch.nn.Linear(64, 64))
-        if len(modules) % LOOK_EVERY == LOOK_EVERY - 1:
-            modules.append(Look())
-    weight = torch.ones(64, 64, device="cuda")
+    modules: list[torch.nn.Module] = [torch.nn.Linear(64, 64) for _ in range(LAYERS.get(kind, 12))]
+    if len(modules) >= 3 * NEAR_LAYERS:
+        modules[NEAR_LAYERS:NEAR_LAYERS] = [Mark()]
+        modules[-NEAR_LAYERS:-NEAR_LAYERS] = [Mark()]
     if kind == "modules":
         modules = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.0)) for _ in range(333)]
     model = torch.nn.Sequential(*modules).cuda()
@@ -222,26 +218,34 @@ def child(way: str, kind: str, seconds: float) -> None:
     hooks = {name: OrderedDict({0: lambda *_: None}) for name in ("_forward_pre_hooks", "_forward_hooks")}
     os.sched_setaffinity(0, own)
 
+    def train() -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(batch)
+
+    one = forward if kind == "rollout" else train
+
     def run(
         steps: int, scope: Callable[[], AbstractContextManager[Any]] = nullcontext, send: Callable[[], object] = int
     ) -> Turn:
-        nonlocal looks
-        looks, looked[:] = 0, [0.0] * len(CLOCKS)
+        between[:] = [0.0] * len(CLOCKS)
         began = [clock() for clock in CLOCKS]
         for _ in range(steps):
             with scope():
-                optimizer.zero_grad()
-                if kind == "rollout":
-                    with torch.no_grad():
-                        for _ in range(300):
-                            model(batch)
-                model(batch).sum().backward()
-                optimizer.step()
+                one()
         send()
-        return [
-            ((clock() - since - of_looks) / steps, of_looks / max(1, looks))
-            for clock, since, of_looks in zip(CLOCKS, began, looked, strict=True)
-        ]
+        took = [clock() - since for clock, since in zip(CLOCKS, began, strict=True)]
+        return [(each / steps, within / steps) for each, within in zip(took, between, strict=True)]
+
+    def trains() -> None:
+        """After a rollout."""
+        for _ in range(FORWARDS):
+            forward()
+        train()
 
     def put(*, in_place: bool) -> None:
         if watched is not None:
@@ -251,13 +255,15 @@ def child(way: str, kind: str, seconds: float) -> None:
         elif way == "history":
             torch.cuda.memory._record_memory_history("all" if in_place else None)
 
-    run(WARM_STEPS, scope)
+    begins = trains if kind == "rollout" else partial(run, 1, scope)
+    for _ in range(WARM_STEPS):
+        begins()
     if watched is not None:
         while not watched.phases.quiet:
-            run(1)
+            begins()
         watched.begin()
     steps = max(1, round((SENT_S if way == "gpumon, all read" else TURN_S) / run(50)[1][0]))
-    settling = max(2, min(steps, 64) // 4)
+    settling = max(1, min(steps, 64) // 4)
     send: Callable[[], object] = int if watched is None else watched.send
     rounds: list[dict[bool, list[Turn]]] = []
     chance = random.Random(0)
@@ -273,6 +279,8 @@ def child(way: str, kind: str, seconds: float) -> None:
                 run(settling, scope if wanted else nullcontext)
             turns[wanted].append(run(steps, scope if wanted else nullcontext, send if wanted else int))
         rounds.append(turns)
+        if kind == "rollout" and not len(rounds) % (FORWARDS // steps):
+            train()
     found = [differences(rounds, clock) for clock in range(len(CLOCKS))]
     Path(os.environ["OVERHEAD_ANSWER"]).write_text(json.dumps(found))
     if watched is not None:
@@ -280,17 +288,16 @@ def child(way: str, kind: str, seconds: float) -> None:
     os._exit(0)
 
 
-def differences(rounds: list[dict[bool, list[Turn]]], clock: int) -> tuple[list[float], list[float]]:
-    """By rounds: seconds of a step without the monitor, and how many more with it."""
-
+def differences(rounds: list[dict[bool, list[Turn]]], clock: int) -> Found:
     def of(figure: int, within: bool) -> list[float]:
         return [mean(turn[clock][figure] for turn in turns[within]) for turns in rounds]
 
-    steps, looks = ([b - a for a, b in zip(of(i, False), of(i, True), strict=True)] for i in (0, 1))
-    if any(looks):
-        slope = linear_regression(looks, steps).slope
-        steps = [step - slope * look for step, look in zip(steps, looks, strict=True)]
-    return of(0, False), steps
+    steps, between = ([b - a for a, b in zip(of(i, False), of(i, True), strict=True)] for i in (0, 1))
+    near = [step - each for step, each in zip(steps, between, strict=True)]
+    if any(between):
+        slope = linear_regression(between, near).slope
+        near = [each - slope * beside for each, beside in zip(near, between, strict=True)]
+    return of(0, False), near, between
 
 
 class Watched:
