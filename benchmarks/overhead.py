@@ -24,7 +24,9 @@ void.
 Monitors work where a forward, a backward or a step of the optimizer begins or ends. In a model of many layers the rest
 is only noise on a shared machine. So the time between its first and its last twenty layers is taken apart, forward and
 backward. Its difference is reported by itself, as *between*; and what of the other differences goes with it is taken
-off (linear regression: a control variate), because it shows how fast the machine was.
+off (linear regression: a control variate), because it shows how fast the machine was. Turns that took three times the
+median are the machine's, which stood still: the four turns of their round are left out, and counted under the table. A
+monitor whose single steps take so long would not be seen; gpumon gives a step at most 10 ms.
 
 Not seen: what a monitor costs while it is out, as TraceML's threads; the helper process (benchmarks/helper.py). The
 training has the first core, what it starts has the others, or the same one with `--one-core`.
@@ -43,7 +45,7 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -71,8 +73,12 @@ SENT_S = 0.5  # where all is read: it is sent every 200 ms, and at the end of a 
 CLOCKS = (time.process_time, time.perf_counter)
 Turn = list[tuple[float, float]]
 """of each of `CLOCKS`: seconds of a step, and how many of them are between its first and last layers"""
-Found = tuple[list[float], list[float], list[float]]
-"""By rounds: seconds of a step without the monitor, how many more near the hooks with it, and how many more between."""
+Round = dict[bool, list[Turn]]
+"""Turns without and with the monitor."""
+Found = tuple[list[float], list[float], list[float], int]
+"""By rounds: seconds of a step without the monitor, how many more near the hooks with it, and how many more between;
+the number of rounds that are left out."""
+STILL = 3  # times the median: the machine stood still
 TRACEML = "traceml-ai"
 NOTE = """Per step: CPU time of the training's process and wall time without a monitor, and what each way adds, with its
 95 % interval: a mean, and the median of CPU time, which shows what steps cost that are not read. `bare again` is the
@@ -106,10 +112,12 @@ def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iter
     yield f"| {kind} | CPU, ms | adds, µs | % | median, % | between, % | wall, ms | adds, µs | % |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     noise: list[float] = []  # of CPU time, of wall time
+    stood: list[int] = []
     for way in args.ways:
         cells = []
-        for out, near, between in measured(way, kind, args, known):
+        for out, near, between, left_out in measured(way, kind, args, known):
             bare = mean(out)
+            stood.append(left_out)
             found = interval(near)
             if way == AGAIN:
                 noise.append(100 * (found[2] - found[1]) / 2 / bare)
@@ -126,6 +134,9 @@ def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iter
     if promised is not None and noise:
         cpu, wall = (f"±{each:.2f} %{' (void)' if each > promised / 3 else ''}" for each in noise)
         yield f"{kind}: promised {promised} %, noise {cpu} of CPU time, {wall} of wall time"
+        yield ""
+    if any(stood):
+        yield f"Rounds left out, by ways and clocks: {', '.join(map(str, stood))}"
         yield ""
 
 
@@ -265,7 +276,7 @@ def child(way: str, kind: str, seconds: float) -> None:
     steps = max(1, round((SENT_S if way == "gpumon, all read" else TURN_S) / run(50)[1][0]))
     settling = max(1, min(steps, 64) // 4)
     send: Callable[[], object] = int if watched is None else watched.send
-    rounds: list[dict[bool, list[Turn]]] = []
+    rounds: list[Round] = []
     chance = random.Random(0)
     now_in = watched is not None
     ends = time.monotonic() + seconds
@@ -288,16 +299,24 @@ def child(way: str, kind: str, seconds: float) -> None:
     os._exit(0)
 
 
-def differences(rounds: list[dict[bool, list[Turn]]], clock: int) -> Found:
+def differences(rounds: list[Round], clock: int) -> Found:
+    """`clock`: which of `CLOCKS`."""
+
+    def longest(turns: Iterable[Turn]) -> float:
+        return max(step - between for step, between in (turn[clock] for turn in turns))
+
+    usual = median(longest(turns[False]) for turns in rounds)
+    kept = [turns for turns in rounds if longest((*turns[False], *turns[True])) < STILL * usual]
+
     def of(figure: int, within: bool) -> list[float]:
-        return [mean(turn[clock][figure] for turn in turns[within]) for turns in rounds]
+        return [mean(turn[clock][figure] for turn in turns[within]) for turns in kept]
 
     steps, between = ([b - a for a, b in zip(of(i, False), of(i, True), strict=True)] for i in (0, 1))
     near = [step - each for step, each in zip(steps, between, strict=True)]
     if any(between):
         slope = linear_regression(between, near).slope
         near = [each - slope * beside for each, beside in zip(near, between, strict=True)]
-    return of(0, False), near, between
+    return of(0, False), near, between, len(rounds) - len(kept)
 
 
 class Watched:
