@@ -94,7 +94,7 @@ def train() -> None:
     for phases._left in (2, 3):  # steps in a row whose notes were given up
         notes.append(phases._may_note())
     phases._left = 0
-    time.sleep(0.06)
+    time.sleep(0.11)
     steps(1)
     notes.append(phases._noting)
     steps(2)
