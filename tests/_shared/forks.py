@@ -1,15 +1,20 @@
 """Python processes forked from one that has torch imported: each is spared the two seconds that the import takes.
 
+A script that returns, or exits with a number, ends as Python does: threads are joined, atexit's functions called. It
+leaves out the two more seconds in which Python takes torch's modules apart; `whole` is for a test of those.
+
 Run as a script this is that process: it reads a job a line, forks, and answers a line. A job is {"argv": [script,
-argument, ...], "env": {name: value}, "ranks": n, "timeout": seconds, "out": folder}. Each rank's output goes to
-OUT/<rank>.out and OUT/<rank>.err; several ranks get torchrun's variables. The answer is {"codes": [exit code, negative
-if a signal ended it], "seconds": wall time, "rss": [peak bytes of each rank]}.
+argument, ...], "env": {name: value}, "ranks": n, "timeout": seconds, "whole": bool, "out": folder}. Each rank's output
+goes to OUT/<rank>.out and OUT/<rank>.err; several ranks get torchrun's variables. The answer is {"codes": [exit code,
+negative if a signal ended it], "seconds": wall time, "rss": [peak bytes of each rank]}.
 
 What is forked has torch imported and nothing of CUDA begun, so each process gets its own context, as if started alone.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
 import os
 import runpy
@@ -26,6 +31,9 @@ from typing import Any
 
 READ_AT_START = ("PYTHON", "LD_", "TORCH", "PYTORCH", "OMP_", "MKL_", "OPENBLAS_", "KMP_")
 """Variables that Python, the loader or torch read before a script begins: with others than the server's, no fork."""
+
+_FLUSH = ctypes.CDLL(None).fflush
+"""What C and C++ have written."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,23 @@ class Forks:
         return all(env.get(name) == self._began_with.get(name) for name in names)
 
     def run(
-        self, argv: Sequence[str], env: Mapping[str, str], out: Path, *, ranks: int = 1, timeout: float = 120
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        out: Path,
+        *,
+        ranks: int = 1,
+        timeout: float = 120,
+        whole: bool = False,
     ) -> Forked:
         """Run a script to its end, once a rank; a process that takes longer than `timeout` is ended by SIGALRM."""
+        job = {
+            "argv": list(argv), "env": dict(env), "ranks": ranks, "timeout": timeout, "whole": whole, "out": str(out),
+        }  # fmt: skip
         with self._one_at_a_time:
-            return self._run(argv, env, out, ranks, timeout)
+            return self._run(job, env, out, ranks)
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str], out: Path, ranks: int, timeout: float) -> Forked:
+    def _run(self, job: dict[str, Any], env: Mapping[str, str], out: Path, ranks: int) -> Forked:
         if not self.can(env):  # another environment needs a server of its own
             self.close()
             self._server = None
@@ -71,7 +89,6 @@ class Forks:
             self._server = subprocess.Popen(
                 [self.python, __file__], env=self._began_with, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-        job = {"argv": list(argv), "env": dict(env), "ranks": ranks, "timeout": timeout, "out": str(out)}
         try:
             assert self._server.stdin is not None
             assert self._server.stdout is not None
@@ -97,7 +114,7 @@ def _free_port() -> int:
 
 
 def _become(job: dict[str, Any], rank: int, port: int) -> None:
-    """Turn this forked process into the job's rank; returns when the script has ended."""
+    """Turn this forked process into the job's rank; returns, or raises, where the interpreter itself is to end."""
     signal.setitimer(signal.ITIMER_REAL, job["timeout"])
     out = Path(job["out"])
     for number, name in ((0, os.devnull), (1, out / f"{rank}.out"), (2, out / f"{rank}.err")):
@@ -112,7 +129,22 @@ def _become(job: dict[str, Any], rank: int, port: int) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     sys.argv = job["argv"]
     sys.path[0] = str(Path(job["argv"][0]).parent)
-    runpy.run_path(job["argv"][0], run_name="__main__")
+    code = 0
+    try:
+        runpy.run_path(job["argv"][0], run_name="__main__")
+    except SystemExit as error:
+        if job["whole"] or not isinstance(error.code, int | None):
+            raise
+        code = (error.code or 0) & 0xFF
+    if job["whole"]:
+        return
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    _FLUSH(None)
+    os._exit(code)
 
 
 def _serve() -> None:

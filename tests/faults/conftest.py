@@ -22,8 +22,10 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.fixture
-def begin(forks: Forks, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Begin]:
+def begin(forks: Forks, tmp_path: Path) -> Iterator[Begin]:
     """Starts a training: `begin(script, **environment)`; without gpumon where `watched` is False. One at a time.
+
+    `whole`: it also takes torch's modules apart as it ends, which takes two seconds.
 
     None of their helpers may outlive them.
     """
@@ -32,12 +34,10 @@ def begin(forks: Forks, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     helpers.chmod(0o777)
     numbers = iter(range(1000))
 
-    def begin(text: str, *, watched: bool = True, **environment: str) -> Training:
+    def begin(text: str, *, watched: bool = True, whole: bool = False, **environment: str) -> Training:
         known = {**os.environ, "WATCHED": "01"[watched], "HELPERS": str(helpers), "OMP_NUM_THREADS": "1"}
-        if "test_ends" not in request.module.__name__:
-            known["QUICKLY"] = "1"
         known |= environment
-        return Training(forks, tmp_path / f"training{next(numbers)}", text, known)
+        return Training(forks, tmp_path / f"training{next(numbers)}", text, known, whole=whole)
 
     yield begin
     left = {int(each.name) for each in helpers.iterdir()}
@@ -56,9 +56,9 @@ def same(begin: Begin) -> Same:
     gpumon may say `lines` lines more on the standard error, no more.
     """
 
-    def same(text: str, *, lines: int = 0, **environment: str) -> Ran:
-        bare = begin(text, watched=False, **environment).result()
-        watched = begin(text, **environment).result()
+    def same(text: str, *, lines: int = 0, whole: bool = False, **environment: str) -> Ran:
+        bare = begin(text, watched=False, whole=whole, **environment).result()
+        watched = begin(text, whole=whole, **environment).result()
         assert watched.its == bare.its, (watched, bare)
         assert len(watched.own) <= lines, watched.own
         assert "trained" in watched.out, watched

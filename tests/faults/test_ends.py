@@ -69,19 +69,19 @@ ORDERS = {
 def test_an_order_in_which_the_interpreter_ends(same: Same, how: str) -> None:
     """The training trains on as it ends: before, after, and beside what the agent does then."""
     before, after = ORDERS[how]
-    ran = same(f"{before}\ntrain()\n{after}")
+    ran = same(f"{before}\ntrain()\n{after}", whole=True)
     assert ran.out.count("trained") == 2, ran
 
 
 @pytest.mark.parametrize("how", ENDINGS)
 def test_an_end(same: Same, how: str) -> None:
-    same(f"watch()\ntrain()\n{ENDINGS[how]}")
+    same(f"watch()\ntrain()\n{ENDINGS[how]}", whole=True)
 
 
 @pytest.mark.parametrize("how", ["exit code 3", "SIGKILL", "os._exit", "exec"])
 def test_an_end_at_once(same: Same, how: str) -> None:
     """While the helper starts."""
-    same(f"train()\nwatch(awaited=False)\n{ENDINGS[how]}")
+    same(f"train()\nwatch(awaited=False)\n{ENDINGS[how]}", whole=True)
 
 
 def test_killed_a_hundred_times(begin: Begin) -> None:
@@ -175,7 +175,7 @@ except ChildProcessError: print("none is left", sorted(codes))""",
 
 @pytest.mark.parametrize("how", FORKS)
 def test_a_fork(same: Same, how: str) -> None:
-    same(f"watch()\ntrain()\n{FORKS[how]}\ntrain()")
+    same(f"watch()\ntrain()\n{FORKS[how]}\ntrain()", whole="sys.exit" in FORKS[how])
 
 
 def test_a_thousand_forks(same: Same) -> None:
@@ -202,7 +202,7 @@ def test_two_agents(same: Same, steps: str) -> None:
         "stopped and begun": "for _ in range(5):\n    watch(); train()\n    if WATCHED: gpumon_agent.stop()\ntrain()",
         "stopped twice": "watch(); train()\nif WATCHED: gpumon_agent.stop(); gpumon_agent.stop()\ntrain()",
     }
-    same(text[steps])
+    same(text[steps], whole=True)
 
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.long)])

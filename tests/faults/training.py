@@ -26,15 +26,6 @@ for parameter in model.parameters():
     torch.nn.init.normal_(parameter)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
-def ends():
-    "Without taking torch apart, which takes two seconds."
-    if not hasattr(sys, "last_value"):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-if "QUICKLY" in os.environ:
-    atexit.register(ends)
 if WATCHED:
     import gpumon_agent.agent
 
@@ -98,7 +89,7 @@ class Ran:
 class Training:
     """One that runs. `result` waits for its end."""
 
-    def __init__(self, forks: Forks, folder: Path, text: str, environment: dict[str, str]) -> None:
+    def __init__(self, forks: Forks, folder: Path, text: str, environment: dict[str, str], *, whole: bool) -> None:
         folder.mkdir()
         self.folder = folder
         self._out = folder / "0.out"
@@ -108,7 +99,7 @@ class Training:
 
         def run() -> None:
             try:
-                self._ended = forks.run([str(script)], environment, folder, timeout=HANGS_S)
+                self._ended = forks.run([str(script)], environment, folder, timeout=HANGS_S, whole=whole)
             except BaseException as error:  # noqa: BLE001  # raised again by `result`
                 self._ended = error
 
