@@ -84,12 +84,13 @@ def test_an_end_at_once(same: Same, how: str) -> None:
     same(f"train()\nwatch(awaited=False)\n{ENDINGS[how]}", whole=True)
 
 
-def test_killed_a_hundred_times(begin: Begin) -> None:
-    """At any moment; no helper is left, which `begin` checks."""
-    for turn in range(100):
+@pytest.mark.parametrize("times", [40, pytest.param(100, marks=pytest.mark.long)])
+def test_killed_again_and_again(begin: Begin, times: int) -> None:
+    """At any moment of its first 0.2 s; no helper is left, which `begin` checks."""
+    for turn in range(times):
         training = begin("train()\nwatch(awaited=False)\nprint('pid=%d' % os.getpid(), flush=True)\ntrain(10**6)")
         pid = training.asked("pid")
-        time.sleep(0.002 * turn)
+        time.sleep(0.2 * turn / times)
         os.kill(pid, signal.SIGKILL)
         assert training.result().code == -signal.SIGKILL
 
@@ -178,12 +179,15 @@ def test_a_fork(same: Same, how: str) -> None:
     same(f"watch()\ntrain()\n{FORKS[how]}\ntrain()", whole="sys.exit" in FORKS[how])
 
 
-def test_a_thousand_forks(same: Same) -> None:
+@pytest.mark.parametrize("times", [300, pytest.param(1000, marks=pytest.mark.long)])
+def test_fork_after_fork(same: Same, times: int) -> None:
+    """None leaves a descriptor."""
     same(
-        """
+        f"""
 watch()
 train()
-for turn in range(1000):
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for turn in range({times}):
     pid = os.fork()
     if pid == 0:
         os._exit(turn % 7)
