@@ -72,11 +72,9 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
 
 def _attached(place: Place, pid: int) -> list[dict[str, Any]]:
     """What `gpumon attach --json` prints from before the failure to the end."""
-    for _ in range(200):
-        done = place.gpumon("attach", pid, "--json")
-        if done.returncode == 0:
-            return [json.loads(line) for line in done.stdout.splitlines()]
-    raise AssertionError(done.stderr)
+    done = place.gpumon("attach", pid, "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_without_a_viewer_the_report_stays_and_explains_itself(place: Place) -> None:
