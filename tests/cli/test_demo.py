@@ -94,7 +94,7 @@ def test_a_leak_is_named(env):
     assert finding["bytes_per_step"] == 8 * 96 * 4
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_however_the_demo_ends_the_training_ends_too(running, how):
     process, trains = running
     assert not gone(trains, 0.2)

@@ -207,7 +207,9 @@ def test_after_so_many_steps_the_script_is_ended_politely(dryrun):
     assert goodbye["reason"] == "signal"  # the exit handlers ran: the agent's is one of them
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_however_it_ends_the_script_ends_too(dryrun, number):
     command = dryrun.command("--device", "t4", "--json", dryrun.script(TRAINS), 64, 1, "inf")
     with subprocess.Popen(command, env=dryrun.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:

@@ -71,9 +71,9 @@ def ended(folder: Path, ending: str) -> tuple[list[tuple[str, str]], int]:
     ("ending", "reason", "detail", "code"),
     [
         ("train()", "finished", None, 0),
-        ("train(); sys.exit()", "finished", None, 0),
+        pytest.param("train(); sys.exit()", "finished", None, 0, marks=pytest.mark.long),
         ("train(); sys.exit(3)", "exception", "exit code 3", 3),
-        ("train(); raise SystemExit(4)", "exception", "exit code 4", 4),
+        pytest.param("train(); raise SystemExit(4)", "exception", "exit code 4", 4, marks=pytest.mark.long),
         ("train(); sys.exit('no data')", "exception", "exit code 1", 1),
         ("train(); raise ValueError('mine')", "exception", "ValueError: mine", 1),
         ("train(); os._exit(5)", "lost", None, 5),

@@ -92,7 +92,13 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("how", STARTS)
+OF_ANOTHER = ("dev mode", "optimized", "no user site")
+"""What another start does, too."""
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=pytest.mark.long if how in OF_ANOTHER else ()) for how in STARTS]
+)
 def test_a_start(how: str, tmp_path: Path) -> None:
     said = []
     for watched in "01":

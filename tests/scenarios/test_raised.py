@@ -55,6 +55,9 @@ RAISE = {code: s for s in reversed(SCENARIOS) for code in s.raises if code in RU
 """the first scenario that raises each code"""
 
 TWINS = {f"{code}-clean" for code, severity in RULES.items() if severity != "info"} - {"host-leak-clean"}
+AS_ANOTHER = ("stray-context-clean",)
+"""As rank-skew-clean: two ranks, long enough for readings of the driver, and nothing may warn."""
+
 USUAL = [s for s in SCENARIOS if s in RAISE.values() or s.name in TWINS or s.name in PLAIN]
 CHOSEN = SCENARIOS if os.environ.get("GPUMON_ALL_SCENARIOS") == "1" else USUAL
 
@@ -90,7 +93,9 @@ def test_every_code_of_the_catalogue_has_a_rule_and_every_rule_a_scenario_and_a_
     assert codes == RULES.keys() == with_twin
 
 
-@pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(s, id=s.name, marks=pytest.mark.long if s.name in AS_ANOTHER else ()) for s in CHOSEN]
+)
 def test_it_raises_what_the_catalogue_says_and_nothing_else_that_warns(virtual_gpu, tmp_path, scenario):
     found = raised(scenario, virtual_gpu(**scenario.options), tmp_path)
     assert found.keys() >= set(scenario.raises) - WATCHED_TOO
