@@ -178,4 +178,4 @@ def test_a_history_that_the_user_begins_has_the_users_events_alone(virtual_gpu: 
 
 
 def test_a_history_recorded_from_the_start_is_complete(virtual_gpu: Any) -> None:
-    same(ran(virtual_gpu, True, 60, "from the start"), ran(virtual_gpu, False, 60, "from the start"))
+    same(ran(virtual_gpu, True, 40, "from the start"), ran(virtual_gpu, False, 40, "from the start"))
