@@ -20,7 +20,7 @@ _PHASES = ("", BETWEEN, FORWARD, EVAL, BACKWARD, OPTIMIZER, GRAPH_REPLAY, LOAD)
 CODES = {phase: code for code, phase in enumerate(_PHASES) if phase}
 BITS = 3
 A_STEP = 1 << BITS
-TIMES_MAX = 8_192  # of quiet steps between two counts; only more if counting has failed
+TIMES_MAX = 16_384  # of quiet steps between two counts; only more if counting has failed
 FITTING_MAX = 4_096  # shapes of batches that are known to fit
 
 IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_BETWEEN = CODES[FORWARD], CODES[BACKWARD], CODES[OPTIMIZER], CODES[BETWEEN]

@@ -78,24 +78,24 @@ def test_the_time_at_which_a_step_closed_is_pythons(make: Make) -> None:
     assert mark.closes()(mark) == PASSED
     assert before <= mark.times[0] <= monotonic_ns()
     close = mark.closes()
-    for _ in range(9_000):
+    for _ in range(17_000):
         before = monotonic_ns()
         close(mark)
-    assert len(mark.times) == 8_192
+    assert len(mark.times) == 16_384
     assert mark.times[-2] < before <= mark.times[-1]
     mark.due_ns = monotonic_ns()
     assert mark.closes()(mark) == DUE
 
 
-def test_8192_times_and_4096_shapes_are_kept(make: Make) -> None:
+def test_16384_times_and_4096_shapes_are_kept(make: Make) -> None:
     mark: Any = make()
-    for number in range(10_000):
+    for number in range(20_000):
         mark.pass_step(number)
         mark.fit(((2, number),))
-    assert len(mark.times) == 8_192
-    assert (mark.times[0], mark.times[-1]) == (0, 9_999)
-    kept = [number for number in range(10_000) if mark.fits(((2, number),))]
-    assert kept == list(range(2 * 4_096, 10_000))
+    assert len(mark.times) == 16_384
+    assert (mark.times[0], mark.times[-1]) == (0, 19_999)
+    kept = [number for number in range(20_000) if mark.fits(((2, number),))]
+    assert kept == list(range(4 * 4_096, 20_000))
     assert mark._known == len(kept) == sum(each != 0 for each in mark._hashes)
 
 

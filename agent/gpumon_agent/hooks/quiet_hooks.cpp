@@ -63,7 +63,7 @@ class Owned {
 };
 
 constexpr int kPhaseBits = 3;  // quiet_mark.BITS
-constexpr int kTimesMax = 8192, kSlots = 8192;
+constexpr int kTimesMax = 16384, kSlots = 8192;
 constexpr uint64_t kBetween = 1, kBackward = 4, kOptimizer = 5;  // quiet_mark's IN_…
 constexpr int kNotesMax = 512, kFigures = 10, kInputsMax = 8;
 enum { kResetAndCheck = 3, kRead = 0, kDisturbed = 1 };  // of native.cpp
