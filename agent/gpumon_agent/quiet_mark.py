@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import weakref
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from gpumon_agent.wire import BACKWARD, BETWEEN, EVAL, FORWARD, GRAPH_REPLAY, LOAD, OPTIMIZER
 
@@ -28,6 +28,7 @@ PASSED, DUE, NOTES = 1, 2, 2
 """An idle step has closed. DUE: call `Phases.do_quietly`. Or its backward has begun. NOTES: its end is to be noted."""
 
 Shapes = Sequence[Sequence[int]]
+Hooks = TypeVar("Hooks", bound="OrderedDict[int, Any]")
 Note = tuple[str, int, tuple[Any, ...], tuple[int, tuple[tuple[int, ...], ...]]]
 """The end of a phase: its name, monotonic ns, the fields of a Reading; if a forward begins, bytes and shapes of its
 inputs."""
@@ -137,14 +138,18 @@ class QuietMark:
 
     # ---------------------------------------------------------------------------------------------------- for the hooks
 
-    def forwards(self, model: weakref.ref[Any]) -> Callable[[], bool] | None:
-        """A function for `__bool__` of the model's hook dict, called by `Module._call_impl`: whether the step is idle
-        and nothing about the call is new. Then a forward has begun. None: it is not compiled."""
-        return None
+    def kind_of_hooks(self, python: type[Hooks]) -> type[Hooks]:
+        """The class of a model's hook dicts: `python`, or one derived from it whose bool() is compiled. Torch asks for
+        that in `Module._call_impl`; what C++ does not know, `asks` of `python` answers."""
+        return python
 
-    def finishes(self, model: weakref.ref[Any]) -> Callable[[], bool] | None:
-        """The same for the model's forward hooks: whether torch must look for hooks to call. None: not while idle."""
-        return None
+    def ask(self, hooks: Any, model: weakref.ref[Any], *, begins: bool) -> None:
+        """From here on bool() of that hook dict, which is of that class, is compiled. While the step is idle it is
+        False: before a forward (`begins`), if nothing about the call is new, and then a forward has begun; after it,
+        unless torch must call hooks."""
+
+    def ask_no_more(self, hooks: Any) -> None:
+        """The dict no longer contains our hook."""
 
     def leaves(self) -> Callable[[], bool]:
         """A function that is called as the backward of a step with notes ends: whether that is noted."""

@@ -110,16 +110,16 @@ class _Tensor(torch.Tensor):
 def call(mark: QuietMark, model: nn.Module, asked: nn.Module, *args: Any, **kwargs: Any) -> bool:
     """What a hook for `model` answers in a call of `asked`."""
 
-    class Asks(dict[Any, Any]):
-        def __bool__(self) -> bool:
-            answers.append(ask())
-            return False
-
-    answers: list[bool] = []
-    ask: Any = mark.forwards(weakref.ref(model))
-    vars(asked)["_forward_pre_hooks"] = Asks()
+    hooks = asks(mark, weakref.ref(model))
+    vars(asked)["_forward_pre_hooks"] = hooks
     asked(*args, **kwargs)
-    return answers[0]
+    return not hooks.asked
+
+
+def asks(mark: QuietMark, model: weakref.ref[nn.Module]) -> native_hooks._Asks:
+    hooks = mark.kind_of_hooks(native_hooks._Asks)({0: None})
+    mark.ask(hooks, model, begins=True)
+    return hooks
 
 
 def test_a_call_is_known_by_the_shapes_of_all_its_tensors(make: Make) -> None:
@@ -189,9 +189,9 @@ def test_only_the_models_own_calls_by_torch_are_known(make: Make) -> None:
     mark.idle = True
     mark.fit(())
     assert not call(mark, model, Model())
-    ask = mark.forwards(weakref.ref(model))
-    assert ask is not None
-    assert not ask()  # not called by torch
+    hooks = asks(mark, weakref.ref(model))
+    assert not hooks
+    assert hooks.asked  # not by torch
     registered = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert not call(mark, model, model)
     registered.remove()
@@ -200,11 +200,46 @@ def test_only_the_models_own_calls_by_torch_are_known(make: Make) -> None:
     gone = weakref.ref(Model())
     assert gone() is None
     mark.idle = True
-    ask = mark.forwards(gone)
-    assert ask is not None
-    vars(model)["_forward_pre_hooks"] = type("Asks", (dict,), {"__bool__": lambda self: ask()})()
+    vars(model)["_forward_pre_hooks"] = asks(mark, gone)
     model()
     assert mark.passed == 0
+
+
+def test_a_hook_of_the_users_or_none_of_ours_is_left_to_python(make: Make) -> None:
+    mark, model = make(), Model()
+    mark.idle = True
+    mark.fit(())
+    hooks = vars(model)["_forward_pre_hooks"] = asks(mark, weakref.ref(model))
+    answers = []
+    for change in (
+        lambda: None,
+        lambda: hooks.update({1: None}),
+        lambda: hooks.pop(1),
+        lambda: mark.ask_no_more(hooks),
+    ):
+        change()
+        hooks.asked = False
+        model._call_impl()
+        answers.append((hooks.asked, mark.passed))
+    assert answers == [(False, 1), (True, 1), (False, 2), (True, 2)]
+
+
+def test_what_python_answers_and_raises_is_bools(make: Make) -> None:
+    class Answers(native_hooks._Asks):
+        def asks(self) -> Any:
+            return {"yes": [1], "no": []}[self.pop(0)]
+
+        __bool__ = asks
+
+    mark = make()
+    kind = mark.kind_of_hooks(Answers)
+    assert [bool(kind({0: answer})) for answer in ("yes", "no")] == [True, False]
+    with pytest.raises(KeyError, match="perhaps"):
+        bool(kind({0: "perhaps"}))
+    assert kind is mark.kind_of_hooks(Answers)
+    assert kind.__bool__ is Answers.__bool__  # for a compiler
+    gone = weakref.ref(kind({0: None}))
+    assert gone() is None
 
 
 def test_nothing_is_kept_alive(make: Make) -> None:
@@ -233,16 +268,19 @@ def test_nothing_is_kept_alive(make: Make) -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("answer", [lambda asks: True, lambda asks: False, lambda asks: not asks()])
-def test_hooks_that_give_wrong_answers_are_not_used(make: Make, answer: Callable[[Any], bool]) -> None:
+@pytest.mark.parametrize("answer", [lambda _: True, lambda _: False, lambda right: not right])
+def test_hooks_that_give_wrong_answers_are_not_used(make: Make, answer: Callable[[bool], bool]) -> None:
+    class Wrong(native_hooks._Asks):
+        def __bool__(self) -> bool:
+            self.asked = not answer(bool(hooks) or not hooks.asked)
+            hooks.asked = False
+            return False
+
     mark: Any = make()
-    right = mark.forwards
-
-    def wrong(model: Any) -> Callable[[], bool]:
-        asks = right(model)
-        return lambda: answer(asks)
-
-    mark.forwards = wrong
+    hooks = mark.kind_of_hooks(native_hooks._Asks)({0: None})
+    right = mark.ask
+    mark.ask = lambda _, model, begins: right(hooks, model, begins=begins)
+    mark.kind_of_hooks = lambda _: Wrong
     assert not native_hooks._is_right(mark)
     assert native_hooks._is_right(make())
 

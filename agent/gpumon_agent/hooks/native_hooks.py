@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
+import sys
 import sysconfig
 import weakref
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from types import CodeType
@@ -30,6 +33,7 @@ from gpumon_agent.quiet_mark import (
     IN_BETWEEN,
     IN_FORWARD,
     TIMES_MAX,
+    Hooks,
     Note,
     QuietMark,
     Shapes,
@@ -45,7 +49,7 @@ NOTES_MAX = 512
 EVERY_MODULES = tuple(
     vars(modules)[f"_global_{name}_hooks"] for name in ("backward_pre", "backward", "forward", "forward_pre")
 )
-_FORWARD, _ENTER, _BEGIN, _CLOSE, _FINISH, _LEAVE = range(6)  # of `methods` in quiet_hooks.cpp
+_ENTER, _BEGIN, _CLOSE, _LEAVE = range(4)  # of `methods` in quiet_hooks.cpp
 _PLAIN = (type(None), bool, int, float, str)
 _SLOTS = 2 * FITTING_MAX  # a power of two
 _HASH_BITS = 64
@@ -81,10 +85,9 @@ class NativeMark(ctypes.Structure, QuietMark):
         ("_notes", _Notes),
     ]
 
-    def __init__(self, hook: Any, take: Any, *, can_note: bool = False) -> None:
-        """gpumon_hook and gpumon_take_notes of quiet_hooks.cpp."""
+    def __init__(self, library: _Library, *, can_note: bool = False) -> None:
         ctypes.Structure.__init__(self)
-        self._hook, self._take, self._can_note = hook, take, can_note
+        self._library, self._can_note = library, can_note
         self._known = 0  # of `_hashes`
         self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}  # by their hash
         self._taken = _Notes()
@@ -160,7 +163,7 @@ class NativeMark(ctypes.Structure, QuietMark):
         self.notes = True
 
     def take_notes(self) -> Iterator[Note]:
-        count = self._take(ctypes.byref(self), self._taken)
+        count = self._library.take_notes(ctypes.byref(self), self._taken)
         words, shapes = self._words, self._shapes
         for at in range(0, count * _NOTE_WORDS, _NOTE_WORDS):
             code, t_ns, found, nbytes, disturbed, *figures = words[at : at + _NOTE_WORDS].tolist()
@@ -169,13 +172,15 @@ class NativeMark(ctypes.Structure, QuietMark):
 
     # ---------------------------------------------------------------------------------------------------- for the hooks
 
-    def forwards(self, model: weakref.ref[Any]) -> Callable[[], bool]:
-        made: Callable[[], bool] = self._made(_FORWARD, IN_FORWARD, model)
-        return made
+    def kind_of_hooks(self, python: type[Hooks]) -> type[Hooks]:
+        return self._library.kind(python)
 
-    def finishes(self, model: weakref.ref[Any]) -> Callable[[], bool]:
-        made: Callable[[], bool] = self._made(_FINISH, IN_FORWARD, model)
-        return made
+    def ask(self, hooks: Any, model: weakref.ref[Any], *, begins: bool) -> None:
+        hooks.bound = self._bound(IN_FORWARD, model, begins=begins)
+        self._library.bind(hooks, hooks.bound)
+
+    def ask_no_more(self, hooks: Any) -> None:
+        self._library.bind(hooks, None)
 
     def enters(self, code: int) -> Callable[[], int]:
         made: Callable[[], int] = self._made(_ENTER, code)
@@ -193,8 +198,11 @@ class NativeMark(ctypes.Structure, QuietMark):
         made: Callable[[Any], int] = self._made(_CLOSE)
         return made
 
-    def _made(self, which: int, code: int = 0, argument: object = None) -> Any:
-        return self._hook(which, self, ctypes.addressof(self), argument, code)
+    def _made(self, which: int, code: int = 0) -> Any:
+        return self._library.hook(which, self._bound(code))
+
+    def _bound(self, code: int, model: object = None, *, begins: bool = False) -> Any:
+        return self._library.bound(self, ctypes.addressof(self), model, code, begins)
 
 
 def hashed(numbers: Iterable[int]) -> int:
@@ -213,68 +221,88 @@ def load() -> Callable[[], NativeMark] | None:
     """Makes marks. None: the functions were not built, or cannot be used here."""
     if sysconfig.get_config_var("Py_GIL_DISABLED") or modules._has_any_global_hook():  # they would see our modules
         return None
-    library = compiled.load()
-    if library is None:
+    found = compiled.load()
+    if found is None:
         return None
     try:
-        make = _maker(library)
+        library = _Library(found)
     except (AttributeError, LookupError) as error:
         pass_on(error)
         return None
-    if not _is_right(make()):
+    if not _is_right(NativeMark(library)):
         return None
-    return functools.partial(make, can_note=INNER is not None and _finishes(make()))
+    can_note = INNER is not None and _finishes(NativeMark(library))
+    return functools.partial(NativeMark, library, can_note=can_note)
 
 
-def _maker(library: ctypes.PyDLL) -> Callable[..., NativeMark]:
-    """Raises LookupError if something is not where it is expected, AttributeError if the library lacks a function."""
-    hook: Any = library.gpumon_hook
-    hook.restype = ctypes.py_object
-    hook.argtypes = [ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_uint64]
-    size: Any = library.gpumon_mark_bytes
-    size.restype = ctypes.c_uint64
-    layout = frames.call_layout(CALL)
-    if size() != ctypes.sizeof(NativeMark) or layout is None:
-        raise LookupError("another layout")
-    know: Any = library.gpumon_know
-    know.restype = None
-    know.argtypes = [ctypes.py_object, ctypes.c_int * 3, ctypes.c_int, ctypes.c_int, ctypes.c_int]
-    slots, array_in, array_at = layout
-    take: Any = library.gpumon_take_notes
-    take.restype = ctypes.c_int64
-    take.argtypes = [ctypes.c_void_p, _Notes]
-    objects = (CALL, INNER, "training", torch.Tensor, *_PLAIN, *EVERY_MODULES, *frames.CALL)
-    know(objects, (ctypes.c_int * 3)(*slots), array_in, array_at, impl_at())
-    return functools.partial(NativeMark, hook, take)
+class _Library:
+    """The functions of quiet_hooks.cpp."""
+
+    def __init__(self, found: ctypes.PyDLL) -> None:
+        """Raises LookupError if something is not where it is expected, AttributeError if a function is missing."""
+        self.hook = _function(found.gpumon_hook, ctypes.py_object, ctypes.c_int, ctypes.py_object)
+        about = (ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_uint64, ctypes.c_bool)
+        self.bound = _function(found.gpumon_bound, ctypes.py_object, *about)
+        self.bind = _function(found.gpumon_bind, None, ctypes.py_object, ctypes.py_object)
+        self.take_notes = _function(found.gpumon_take_notes, ctypes.c_int64, ctypes.c_void_p, _Notes)
+        self._derive = _function(found.gpumon_hook_dict, ctypes.py_object, ctypes.py_object)
+        self._kinds: dict[type, Any] = {}
+        size = _function(found.gpumon_mark_bytes, ctypes.c_uint64)
+        layout = frames.call_layout(CALL)
+        same = (size(), _Asks.__basicsize__) == (ctypes.sizeof(NativeMark), OrderedDict.__basicsize__)
+        if not same or layout is None:
+            raise LookupError("another layout")
+        slots, array_in, array_at = layout
+        know = _function(found.gpumon_know, None, ctypes.py_object, ctypes.c_int * 3, *[ctypes.c_int] * 4)
+        objects = (CALL, INNER, "training", torch.Tensor, *_PLAIN, *EVERY_MODULES, *frames.CALL, "asks")
+        know(objects, (ctypes.c_int * 3)(*slots), array_in, array_at, impl_at(), OrderedDict.__basicsize__)
+
+    def kind(self, python: type[Hooks]) -> type[Hooks]:
+        """A subclass whose bool() C++ answers. A compiler that traces it finds that of `python`."""
+        if python not in self._kinds:
+            kind = self._kinds[python] = self._derive((python,))
+            (attributes,) = gc.get_referents(vars(kind))  # setting it would replace ours
+            attributes["__bool__"] = python.__bool__  # type: ignore[attr-defined]
+        made: type[Hooks] = self._kinds[python]
+        return made
 
 
-class _Asks(dict[Any, Any]):
-    """A module's hook dict that only asks."""
+def _function(found: Any, result: Any, *arguments: Any) -> Any:
+    found.restype, found.argtypes = result, list(arguments)
+    return found
 
-    ask: Callable[[], bool]
 
-    def __bool__(self) -> bool:
-        self["answer"] = self.ask()
+class _Asks(OrderedDict[int, Any]):
+    """A module's hook dict whose bool() C++ answers, or this."""
+
+    bound: object = None
+    asked = False
+
+    def asks(self) -> bool:
+        self.asked = True
         return False
+
+    __bool__ = asks
 
 
 def _is_right(mark: NativeMark) -> bool:
     """Whether calls of a module of ours are told apart as they should be."""
-    asks = _Asks()
+    hooks = mark.kind_of_hooks(_Asks)({0: None})
     models = [torch.nn.Module(), torch.nn.Module()]
     for model in models:
         vars(model)["forward"] = lambda *_, **__: None
-        vars(model)["_forward_pre_hooks"] = asks
+        vars(model)["_forward_pre_hooks"] = hooks
     first, other = models
-    asks.ask = mark.forwards(weakref.ref(first))
+    mark.ask(hooks, weakref.ref(first), begins=True)
     square: Any
     square, row = torch.empty(3, 3, device="cpu"), torch.empty(5, device="cpu")
     mark.begin(7)
     mark.fit(((3, 3), (5,)))
 
     def answers(model: Any, *args: Any, **kwargs: Any) -> bool:
+        hooks.asked = False
         modules.Module._call_impl(model, *args, **kwargs)  # a program may have replaced `__call__`
-        return asks.pop("answer") is True
+        return not hooks.asked
 
     with torch.enable_grad():
         knows = not answers(first, square, row)
@@ -286,25 +314,42 @@ def _is_right(mark: NativeMark) -> bool:
     return knows and mark.passed == 2 and mark.read() == (7, FORWARD)
 
 
-class _Finishes(_Asks):
+class _Asked(OrderedDict[int, Any]):
+    """A module's hook dict that knows where torch asks it for its bool()."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.answers: list[bool] = []
+        self.by: list[CodeType] = []
 
     def __bool__(self) -> bool:
-        self.answers.append(self.ask())
-        return self.answers[-1]
+        self.by.append(sys._getframe(1).f_code)
+        return len(self.by) == 1
+
+
+class _Finishes(_Asks):
+    """One that knows whether torch looks for hooks to call."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += 1
+        return ()
 
 
 def _finishes(mark: NativeMark) -> bool:
-    """Whether torch asks for hooks where notes can be taken: before a forward, and after it."""
-    model, finishes = torch.nn.Module(), _Finishes()
+    """Whether torch asks for hooks where notes can be taken, before a forward and after it, and C++ answers right."""
+    model, asked, hooks = torch.nn.Module(), _Asked(), mark.kind_of_hooks(_Finishes)({0: None})
     vars(model)["forward"] = lambda *_: None
-    vars(model)["_forward_hooks"] = finishes
-    finishes.ask = mark.finishes(weakref.ref(model))
-    mark.notes, mark._owner, mark.noted = True, get_ident(), NOTES_MAX  # there is no room for another note
+    vars(model)["_forward_hooks"] = asked
+    modules.Module._call_impl(model)
+    vars(model)["_forward_hooks"] = hooks
+    mark.ask(hooks, weakref.ref(model), begins=False)
+    mark.idle = mark.notes = True
+    mark._owner, mark.noted = get_ident(), NOTES_MAX  # there is no room for another note
+    looks = []
     for running in (id(model), id(mark)):
         mark.root = running
         modules.Module._call_impl(model)
+        looks.append(hooks.looks)
     mark.noted = 0
-    return finishes.answers == [True, True, False]
+    return asked.by == [CALL, INNER] and looks == [1, 1] and not hooks.asked

@@ -21,6 +21,19 @@ struct PyMethodDef {
   const char* doc;
 };
 enum { METH_NOARGS = 4, METH_O = 8 };
+struct PyType_Slot {
+  int slot;
+  void* function;
+};
+struct PyType_Spec {
+  const char* name;
+  int basicsize;
+  int itemsize;
+  unsigned int flags;
+  PyType_Slot* slots;
+};
+enum { Py_nb_bool = 9, Py_TPFLAGS_DEFAULT = 1 << 18 };
+PyObject* PyType_FromSpecWithBases(PyType_Spec*, PyObject*);
 PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
 PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 void* PyCapsule_GetPointer(PyObject*, const char*);
@@ -31,6 +44,7 @@ void Py_DecRef(PyObject*);
 void PyErr_Clear();
 PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_CallNoArgs(PyObject*);
+PyObject* PyObject_CallMethodObjArgs(PyObject*, PyObject*, ...);
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
 int PyObject_IsTrue(PyObject*);
 unsigned long PyThread_get_thread_ident();
@@ -111,10 +125,12 @@ struct Known {
   PyObject* plain[5];     // types of arguments that do not change the forward's memory by much
   PyObject* every[4];     // the dicts of hooks of all modules
   PyObject* names[3];     // "self", "args", "kwargs"
+  PyObject* asks;         // "asks"
   int slots[3];           // their places in the frame's array. Python 3.10 and 3.11
   int array_in;           // words into the frame where a pointer to the array's owner is; -1: it is the frame
   int array_at;           // words into that owner; -1: PyFrame_GetVar reads the variables
   int impl_at;            // bytes into a tensor's PyObject
+  int dict_bytes;         // of an OrderedDict
 } known;
 
 PyObject* variable(PyObject* frame, int which) {
@@ -179,10 +195,11 @@ bool runs(PyObject* frame, PyObject* code) {
   return own.get() == code;
 }
 
-// The frame that runs `__bool__` of a hook dict.
+// The frame that asks a hook dict for its bool().
 PyObject* caller() {
   PyObject* own = PyEval_GetFrame();
-  return own == nullptr ? nullptr : PyFrame_GetBack(own);
+  if (own != nullptr) Py_IncRef(own);
+  return own;
 }
 
 bool is_true(PyObject* object, PyObject* name) {
@@ -192,7 +209,7 @@ bool is_true(PyObject* object, PyObject* name) {
   return found > 0;
 }
 
-// Whether the call of a module that runs `__bool__` of its hook dict is that of `model`, with shapes that fit.
+// Whether the call of a module that asks its hook dict for its bool() is that of `model`, with shapes that fit.
 bool is_known(const Mark& mark, PyObject* model, Inputs& inputs) {
   const Owned asks(caller());
   const bool within = runs(asks.get(), known.inner_code);
@@ -255,9 +272,13 @@ bool note_forward(Mark& mark, PyObject* model, const Inputs& inputs, uint64_t co
 struct Bound {
   Mark* mark;
   PyObject* owner;     // of the mark
-  PyObject* argument;  // a weak reference to the model, or None
+  PyObject* argument;  // of a hook dict: a weak reference to the model
   uint64_t code;
+  bool begins;         // of a hook dict: torch asks it before a forward
 };
+
+// Of a hook dict: what is in its memory after that of an OrderedDict. No owner: the dict's attribute `bound` has it.
+Bound*& bound_of(PyObject* dict) { return *reinterpret_cast<Bound**>(reinterpret_cast<char*>(dict) + known.dict_bytes); }
 
 const Bound& bound(PyObject* self) { return *static_cast<Bound*>(PyCapsule_GetPointer(self, nullptr)); }
 
@@ -268,47 +289,55 @@ void forget(PyObject* self) {
   delete each;
 }
 
-// () -> bool: a forward begins, and nothing about it is new.
-PyObject* forward(PyObject* self, PyObject*) {
-  const auto& [mark, _, reference, code] = bound(self);
+// A forward begins in an idle step: whether nothing about it is new.
+bool forward(const Bound& bound) {
+  auto* mark = bound.mark;
+  const Owned model(PyObject_CallNoArgs(bound.argument));
+  Inputs inputs;
   bool passes = false;
-  if (mark->idle) {
-    const Owned model(PyObject_CallNoArgs(reference));
-    Inputs inputs;
-    try {
-      passes = is_known(*mark, model.get(), inputs);
-    } catch (...) {  // a nested tensor has no shape
-      passes = false;
-    }
-    if (passes && mark->notes) {
-      passes = note_forward(*mark, model.get(), inputs, code);
-    } else if (passes) {
-      *mark->word = mark->step | code;
-    }
-    mark->passed += passes;
+  try {
+    passes = is_known(*mark, model.get(), inputs);
+  } catch (...) {  // a nested tensor has no shape
   }
-  return PyBool_FromLong(passes);
+  if (passes && mark->notes) {
+    passes = note_forward(*mark, model.get(), inputs, bound.code);
+  } else if (passes) {
+    *mark->word = mark->step | bound.code;
+  }
+  mark->passed += passes;
+  return passes;
 }
 
-// () -> bool: in an idle step, whether torch must call the model's forward hooks. They take notes at its end, so that
-// torch must come here once more: from `inner`, as it looks for hooks to call after the forward.
-PyObject* finish(PyObject* self, PyObject*) {
-  const auto& [mark, _, reference, __] = bound(self);
-  if (!mark->notes) return PyBool_FromLong(0);
-  const Owned model(PyObject_CallNoArgs(reference));
+// In an idle step: whether torch must call the model's forward hooks. They take notes at its end, so that torch must
+// come here once more: from `inner`, as it looks for hooks to call after the forward.
+bool finish(const Bound& bound) {
+  auto* mark = bound.mark;
+  if (!mark->notes) return false;
+  const Owned model(PyObject_CallNoArgs(bound.argument));
   const Owned asks(caller());
   const auto root = reinterpret_cast<uint64_t>(model.get());
-  if (mark->root != 0 && mark->root != root) return PyBool_FromLong(0);
-  if (!runs(asks.get(), known.inner_code))
-    return PyBool_FromLong(known.inner_code != nullptr && runs(asks.get(), known.call_code));
-  if (mark->root == 0 || !trains(*mark) || !note(*mark, bound(self).code, kBackward)) return PyBool_FromLong(1);
+  if (mark->root != 0 && mark->root != root) return false;
+  if (!runs(asks.get(), known.inner_code)) return known.inner_code != nullptr && runs(asks.get(), known.call_code);
+  if (mark->root == 0 || !trains(*mark) || !note(*mark, bound.code, kBackward)) return true;
   mark->root = 0;
-  return PyBool_FromLong(0);
+  return false;
+}
+
+// bool() of a hook dict, which torch asks in each call of the model. It answers what is known of an idle step, if the
+// dict holds our hook alone; else the dict's `asks` does. Python is left out because it takes four times as long.
+int is_not_empty(PyObject* dict) {
+  const auto* bound = bound_of(dict);
+  if (bound != nullptr && bound->mark->idle && PyDict_Size(dict) == 1) {
+    if (!bound->begins) return finish(*bound);
+    if (forward(*bound)) return 0;
+  }
+  const Owned answer(PyObject_CallMethodObjArgs(dict, known.asks, nullptr));
+  return answer.get() == nullptr ? -1 : PyObject_IsTrue(answer.get());
 }
 
 // () -> 0, quiet_mark.PASSED or quiet_mark.NOTES: in an idle step, a phase begins. NOTES: call `leave` at its end.
 PyObject* enter(PyObject* self, PyObject*) {
-  const auto& [mark, _, __, code] = bound(self);
+  const auto& [mark, _, __, code, ___] = bound(self);
   if (!mark->idle) return PyLong_FromLong(0);
   if (mark->notes) {
     if (!trains(*mark) || mark->root != 0 || mark->engine || mark->stepping || mark->passed == 0)
@@ -321,7 +350,7 @@ PyObject* enter(PyObject* self, PyObject*) {
 
 // () -> bool: that phase ends, and a note is taken.
 PyObject* leave(PyObject* self, PyObject*) {
-  const auto& [mark, _, __, code] = bound(self);
+  const auto& [mark, _, __, code, ___] = bound(self);
   const bool ends = mark->notes && mark->engine && trains(*mark) && note(*mark, code, kOptimizer);
   if (ends) mark->engine = false;
   return PyBool_FromLong(ends);
@@ -329,7 +358,7 @@ PyObject* leave(PyObject* self, PyObject*) {
 
 // (optimizer) -> bool: as `enter`, if this optimizer closes the idle steps.
 PyObject* begin(PyObject* self, PyObject* optimizer) {
-  const auto& [mark, _, __, code] = bound(self);
+  const auto& [mark, _, __, code, ___] = bound(self);
   bool passes = mark->idle && mark->only == reinterpret_cast<uintptr_t>(optimizer);
   if (passes && mark->notes) {
     passes = trains(*mark) && mark->root == 0 && !mark->engine && !mark->stepping;
@@ -363,11 +392,9 @@ PyObject* close(PyObject* self, PyObject* optimizer) {
 }
 
 PyMethodDef methods[] = {
-    {"forward", forward, METH_NOARGS, nullptr},
     {"enter", enter, METH_NOARGS, nullptr},
     {"begin", begin, METH_O, nullptr},
     {"close", close, METH_O, nullptr},
-    {"finish", finish, METH_NOARGS, nullptr},
     {"leave", leave, METH_NOARGS, nullptr},
 };
 
@@ -378,8 +405,8 @@ extern "C" {
 // Of Mark: Python's structure must be as large.
 uint64_t gpumon_mark_bytes() { return sizeof(Mark); }
 
-// `objects`: a tuple of the 16 objects of Known, in its order.
-void gpumon_know(PyObject* objects, const int* slots, int array_in, int array_at, int impl_at) {
+// `objects`: a tuple of the 17 objects of Known, in its order.
+void gpumon_know(PyObject* objects, const int* slots, int array_in, int array_at, int impl_at, int dict_bytes) {
   PyObject** fields[] = {&known.call_code, &known.inner_code, &known.training, &known.tensor};
   int next = 0;
   const auto take = [&](PyObject*& field) {
@@ -390,10 +417,12 @@ void gpumon_know(PyObject* objects, const int* slots, int array_in, int array_at
   for (auto*& field : known.plain) take(field);
   for (auto*& field : known.every) take(field);
   for (auto*& field : known.names) take(field);
+  take(known.asks);
   std::copy_n(slots, 3, known.slots);
   known.array_in = array_in;
   known.array_at = array_at;
   known.impl_at = impl_at;
+  known.dict_bytes = dict_bytes;
 }
 
 // Moves the notes to `taken`, which has place for all. Returns how many.
@@ -404,13 +433,27 @@ int64_t gpumon_take_notes(Mark* mark, Note* taken) {
   return count;
 }
 
-// One of `methods`, as a Python function. `argument`: see Bound; None for all but the first.
-PyObject* gpumon_hook(int which, PyObject* owner, Mark* mark, PyObject* argument, uint64_t code) {
+// What a hook belongs to, as an object.
+PyObject* gpumon_bound(PyObject* owner, Mark* mark, PyObject* argument, uint64_t code, bool begins) {
   Py_IncRef(owner);
   Py_IncRef(argument);
-  PyObject* self = PyCapsule_New(new Bound{mark, owner, argument, code}, nullptr, forget);
-  PyObject* function = PyCFunction_NewEx(&methods[which], self, nullptr);
-  Py_DecRef(self);
-  return function;
+  return PyCapsule_New(new Bound{mark, owner, argument, code, begins}, nullptr, forget);
+}
+
+// One of `methods`, as a Python function.
+PyObject* gpumon_hook(int which, PyObject* bound) { return PyCFunction_NewEx(&methods[which], bound, nullptr); }
+
+// A subclass of a class of hook dicts. `bases`: a tuple of that class, whose objects are as large as an OrderedDict.
+PyObject* gpumon_hook_dict(PyObject* bases) {
+  PyType_Slot slots[] = {{Py_nb_bool, reinterpret_cast<void*>(is_not_empty)}, {0, nullptr}};
+  PyType_Spec spec = {"gpumon_agent.hooks.torch_hooks._NativeHooks",
+                      known.dict_bytes + static_cast<int>(sizeof(Bound*)), 0, Py_TPFLAGS_DEFAULT, slots};
+  return PyType_FromSpecWithBases(&spec, bases);
+}
+
+// From here on that is what the dict's bool() is about. None: nothing is known.
+void gpumon_bind(PyObject* dict, PyObject* bound) {
+  bound_of(dict) = static_cast<Bound*>(PyCapsule_GetPointer(bound, nullptr));
+  PyErr_Clear();
 }
 }

@@ -88,7 +88,7 @@ class _Hooks(OrderedDict[int, Any]):
         return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
 
     mark: QuietMark | None = None  # torch may leave out our hook while it is idle
-    finishes: Callable[[], bool] | None = None  # where it must not: the step takes notes
+    bound: object = None  # QuietMark.ask
     users = 0  # user's hooks. An attribute: before torch 2.7 the compiler cannot trace `len` of a dict subclass
 
     def __setitem__(self, key: int, hook: Any) -> None:
@@ -103,7 +103,7 @@ class _Hooks(OrderedDict[int, Any]):
         return self.users
 
     @tries_at_once
-    def __bool__(self) -> bool:
+    def asks(self) -> bool:
         try:
             if self.users > 0:
                 return True
@@ -111,13 +111,15 @@ class _Hooks(OrderedDict[int, Any]):
                 return False
             mark = self.mark
             if mark is not None and mark.idle:
-                return mark.notes and self.finishes is not None and self.finishes()
+                return False
             if _is_compiling() or _KEY not in self:
                 return False
             return sys._getframe(1).f_code.co_name in _CALLS
         except BaseException as error:
             leave_no_frame(error, called_nothing=True)  # from a signal handler, as in `items`
             raise
+
+    __bool__ = asks  # or compiled: QuietMark.kind_of_hooks
 
     @tries_at_once
     def items(self) -> Any:
@@ -173,10 +175,9 @@ class _EntryHooks(_Hooks):
     """A root's `_forward_pre_hooks`: while a step is idle, torch calls `forward` at once if nothing is new about it."""
 
     root: _Root | None = None
-    passes: Callable[[], bool] | None = None  # the same, compiled
 
     @tries_at_once
-    def __bool__(self) -> bool:
+    def asks(self) -> bool:
         """In one function: the caches are cold here, where each call costs a microsecond.
 
         Reads a tensor without the guard's protection, so it leaves all but plain calls to the hook.
@@ -185,9 +186,6 @@ class _EntryHooks(_Hooks):
             if self.users > 0:
                 return True
             if _dynamo():
-                return False
-            passes = self.passes
-            if passes is not None and passes():
                 return False
             frame = sys._getframe(1)
             root = self.root
@@ -214,6 +212,8 @@ class _EntryHooks(_Hooks):
                 return True
             leave_no_frame(error, called_nothing=True)
             raise
+
+    __bool__ = asks
 
 
 def _would_fail() -> bool:
@@ -497,10 +497,12 @@ class _Root:
         ours["_forward_pre_hooks"], ours["_forward_hooks"] = patching.hook(pre_hook), patching.hook(post_hook)
         for name in _HOOKED:
             plain = module.__dict__[name]
-            hooked = _EntryHooks(plain) if name == "_forward_pre_hooks" else _Hooks(plain)
+            kind = _EntryHooks if name == "_forward_pre_hooks" else _Hooks
+            hooked = mark.kind_of_hooks(kind)(plain)
             hooked[_KEY] = ours[name]
             if name == "_forward_hooks":
-                hooked.mark, hooked.finishes = mark, mark.finishes(self._module)
+                hooked.mark = mark
+                mark.ask(hooked, self._module, begins=False)
             if isinstance(hooked, _EntryHooks):
                 hooked.mark, hooked.root = mark, self
                 hooked.move_to_end(_KEY, last=False)
@@ -512,7 +514,7 @@ class _Root:
 
     def _pass_natively(self) -> None:
         if self._entry is not None:
-            self._entry.passes = self._mark.forwards(self._module)
+            self._mark.ask(self._entry, self._module, begins=True)
 
     def _unhook(self, name: str, plain: OrderedDict[int, Any]) -> None:
         module = self._module()
@@ -522,6 +524,7 @@ class _Root:
         if isinstance(hooked, _Hooks):
             plain.clear()
             plain.update(hooked.plain())
+            self._mark.ask_no_more(hooked)
             del hooked[_KEY]  # a shallow copy of the module may share it
             _swap(module, name, hooked, plain)
 
