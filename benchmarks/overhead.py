@@ -127,7 +127,8 @@ def table(kind: str, args: argparse.Namespace, known: Mapping[str, str]) -> Iter
                 shown += [(interval(against, median), 100, 2), (interval(between), 100 / bare, 2)]
             cells.append(f"{1000 * bare:.3f}")
             for (middle, low, high), scale, digits in shown:
-                cells.append(f"{scale * middle:+.{digits}f} ({scale * low:+.{digits}f} to {scale * high:+.{digits}f})")
+                within = f"({scale * low:+.{digits}f} to {scale * high:+.{digits}f})"
+                cells.append(f"{scale * middle:+.{digits}f} {within}" if low < high else "–")
         yield f"| {way} | {' | '.join(cells)} |"
     yield ""
     promised = PROMISED.get(kind)

@@ -261,8 +261,9 @@ class _Library:
         """A subclass whose bool() C++ answers. A compiler that traces it finds that of `python`."""
         if python not in self._kinds:
             kind = self._kinds[python] = self._derive((python,))
-            (attributes,) = gc.get_referents(vars(kind))  # setting it would replace ours
+            (attributes,) = gc.get_referents(vars(kind))  # a class's own setattr would replace what C++ does
             attributes["__bool__"] = python.__bool__  # type: ignore[attr-defined]
+            kind.__doc__ = python.__doc__  # also makes Python forget what it has looked up in the class
         made: type[Hooks] = self._kinds[python]
         return made
 
