@@ -64,7 +64,6 @@ KINDS = (*LAYERS, "rollout", "modules")
 PROMISED = {"0.4 ms": 3.0, "4.5 ms": 1.0, "20 ms": 0.5}
 """percent of a step, by kind"""
 FAR = 1 << 62
-HELPER_ASKS_NS = 1_000_000_000
 WARM_STEPS = 200  # gpumon reads the first 100
 FORWARDS = 300  # of a rollout
 NEAR_LAYERS = 20  # the first and the last of a model, if it has three times as many
@@ -345,14 +344,13 @@ class Watched:
             optimizers._global_optimizer_post_hooks,
         )
         self._registered = [dict(each) for each in self._registries]
-        self._out_since_ns = self._out_ns = self._hears_ns = 0
+        self._out_since_ns = 0
         if way == "gpumon, viewer":
             command = [sys.executable, "-m", "gpumon", "attach", "--json", str(os.getpid())]
             self._viewer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def begin(self) -> None:
         """The first hundred steps are over."""
-        self._asked, self.phases._asked = self.phases._asked, self._hears
         if self._way == "gpumon, all read":
             governor = self.phases._governor
             type(governor)._decide = lambda self: None
@@ -387,23 +385,15 @@ class Watched:
         if self.phases._noting:
             self._agent.flush()
 
-    def _hears(self) -> bool:
-        """Whether the helper asks for an account: once a second, in which time without hooks does not count."""
-        now_ns = time.monotonic_ns() - self._out_ns
-        if now_ns < self._hears_ns or not self._asked():
-            return False
-        self._hears_ns = now_ns + HELPER_ASKS_NS
-        return True
-
     def _later(self, by_ns: int) -> None:
         """What is due at some time is due later: time without hooks does not count."""
-        self._out_ns += by_ns
         for owner, names in (
-            (self.phases, ("_until_ns", "_look_due_ns", "_ends_due_ns", "_ask_due_ns")),
+            (self.phases, ("_until_ns", "_look_due_ns", "_ask_due_ns")),
+            (self.phases.quiet_mark, ("ends_due_ns",)),
             (self.phases._governor, ("until_ns", "_ledger_until_ns")),
         ):
             for name in names:
-                setattr(owner, name, getattr(owner, name) + by_ns)
+                setattr(owner, name, min(getattr(owner, name) + by_ns, FAR))
         self.phases._set_due()
 
     def end(self) -> None:

@@ -22,6 +22,7 @@ BITS = 3
 A_STEP = 1 << BITS
 TIMES_MAX = 16_384  # of quiet steps between two counts; only more if counting has failed
 FITTING_MAX = 4_096  # shapes of batches that are known to fit
+NEVER_NS = (1 << 63) - 1
 
 IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_BETWEEN = CODES[FORWARD], CODES[BACKWARD], CODES[OPTIMIZER], CODES[BETWEEN]
 PASSED, DUE, NOTES = 1, 2, 2
@@ -35,11 +36,15 @@ inputs."""
 
 
 class QuietMark:
-    """`words[at] = step | CODES[phase]`; 0: the running step is read, and the status names its phase."""
+    """`words[at] = step | CODES[phase]`; 0: the running step is read, and the status names its phase.
+
+    `words[called_at]`: the helper changes it if it has a request.
+    """
+
+    hears = False  # the helper can be heard in the words
 
     def __init__(self) -> None:
-        self.words: Any = array("Q", (0,))
-        self.at = 0
+        self._put_in(array("Q", (0, 0)), 0, 1)
         self.step = 0  # shifted, for the hooks
         self.idle = False  # the open step is quiet, and hooks need not call the state machine
         self.only = 0  # id of the optimizer whose step closes an idle step
@@ -47,6 +52,8 @@ class QuietMark:
         self.passed = 0  # forwards in the open step, if it is quiet
         self.left = 0  # quiet steps left
         self.due_ns = 0  # when something is to be done as a quiet step closes
+        self.ends_due_ns = NEVER_NS  # when allocated bytes are to be read then
+        self.ends_every_ns = 0
         self.notes = False  # the open step is read: the hooks take notes
         self.root = 0  # id of the model whose forward a step with notes runs
         self.engine = self.stepping = False  # it runs its backward; its optimizer
@@ -54,21 +61,28 @@ class QuietMark:
         self._times: deque[int] = deque(maxlen=TIMES_MAX)
         self._fitting: set[tuple[tuple[int, ...], ...]] = set()
 
-    def share(self, words: memoryview[int], at: int) -> None:
-        """From here on the word is in memory that the helper sees.
+    def share(self, words: memoryview[int], at: int, called_at: int) -> None:
+        """From here on both words are in memory that the helper sees.
 
         Not in a Python without a GIL: there a thread could store into memory that another one unmaps.
         """
         if getattr(sys, "_is_gil_enabled", lambda: True)():
             words[at] = self.words[self.at]
-            self._put_in(words, at)
+            self._put_in(words, at, called_at)
+            self.hears = True
 
     def keep(self) -> None:
         """The shared memory is about to be unmapped."""
-        self._put_in(array("Q", (self.words[self.at],)), 0)
+        self.hears = False
+        self._put_in(array("Q", (self.words[self.at], 0)), 0, 1)
 
-    def _put_in(self, words: Any, at: int) -> None:
-        self.words, self.at = words, at
+    def _put_in(self, words: Any, at: int, called_at: int) -> None:
+        self.words, self.at, self.called_at = words, at, called_at
+        self.hear()
+
+    def hear(self) -> None:
+        """What the helper has asked for so far is being looked at."""
+        self.heard = self.words[self.called_at]
 
     def begin(self, step: int, phase: str = BETWEEN) -> None:
         self.step = step << BITS
@@ -88,10 +102,19 @@ class QuietMark:
         nothing that can wait or fail."""
         self._times.append(now)
         self.passed = 0
-        left = self.left = self.left - 1
+        self.left -= 1
         step = self.step = self.step + A_STEP
         self.words[self.at] = step | IN_BETWEEN
-        return left <= 0 or now >= self.due_ns
+        return self._is_due(now)
+
+    def _is_due(self, now: int) -> bool:
+        return (
+            self.left <= 0
+            or now >= self.due_ns
+            or now >= self.ends_due_ns
+            or self.words[self.called_at] != self.heard
+            or self.uncounted > TIMES_MAX // 2
+        )
 
     @property
     def times(self) -> Sequence[int]:
@@ -109,6 +132,25 @@ class QuietMark:
 
     def forget_times(self) -> None:
         self._times.clear()
+
+    # ---------------------------------------------------------------------------------------- what is allocated at ends
+
+    def read_ends(self, every_ns: int, device: int | None) -> None:
+        """Allocated bytes are read as quiet steps close. `device`: CUDA's, whose ends hooks that are compiled read."""
+        self.ends_every_ns = every_ns
+        if not every_ns:
+            self.ends_due_ns = NEVER_NS
+        elif self.ends_due_ns == NEVER_NS:
+            self.ends_due_ns = 0
+
+    @property
+    def reads_ends(self) -> bool:
+        """Whether they do."""
+        return False
+
+    def take_ends(self) -> Iterable[tuple[int, int, int, int]]:
+        """(step, device, bytes allocated at its end, live blocks), of those they have read since the last call."""
+        return ()
 
     # -------------------------------------------------------------------------------- shapes of batches known to fit
 

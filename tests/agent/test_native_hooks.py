@@ -18,6 +18,7 @@ from torch import nn
 from gpumon_agent.allocator import native
 from gpumon_agent.hooks import native_hooks
 from gpumon_agent.quiet_mark import DUE, IN_BACKWARD, IN_OPTIMIZER, NOTES, PASSED, QuietMark
+from gpumon_agent.transport.memory import CALLED, PAGE_BYTES, QUIET, Memory
 
 Make = Callable[[], QuietMark]
 
@@ -30,7 +31,7 @@ def make(native_reader: Path) -> Make:
 
 
 def state(mark: QuietMark) -> list[Any]:
-    names = ("step", "only", "left", "due_ns", "passed", "idle", "evaluates")
+    names = ("step", "only", "left", "due_ns", "ends_due_ns", "heard", "passed", "idle", "evaluates")
     return [len(mark.times), mark.read(), *(getattr(mark, name) for name in names)]
 
 
@@ -43,10 +44,11 @@ def test_both_kinds_of_mark_go_through_the_same_states(make: Make) -> None:
     for mark in marks:
         mark.begin(7)
         mark.only, mark.due_ns = id(optimizer), 1 << 62
+    what_happens = ("enter", "begin", *["close"] * 4, "idle", "left", "count", "due", "pass", "ends", "call", "hear")
     chance = random.Random(3)
     seen = set()
     for _ in range(9_000):
-        what = chance.choice(("enter", "begin", "close", "close", "close", "idle", "left", "count", "due", "pass"))
+        what = chance.choice(what_happens)
         which, number = chance.choice((optimizer, optimizer, other)), chance.randint(1, 3)
         answers: list[Any] = []
         for mark, own in zip(marks, hooks, strict=True):
@@ -58,6 +60,12 @@ def test_both_kinds_of_mark_go_through_the_same_states(make: Make) -> None:
                 mark.due_ns = 1 << 62 if number > 1 else 0
             elif what == "pass":
                 answers.append(mark.pass_step(5))
+            elif what == "ends":
+                mark.read_ends(number - 1, None)
+            elif what == "call":
+                mark.words[mark.called_at] = number
+            elif what == "hear":
+                mark.hear()
             elif what == "count":
                 if number == 1:
                     mark.forget_times()
@@ -73,7 +81,7 @@ def test_the_time_at_which_a_step_closed_is_pythons(make: Make) -> None:
     from time import monotonic_ns
 
     mark = make()
-    mark.idle, mark.only, mark.left, mark.due_ns = True, id(mark), 9, 1 << 62
+    mark.idle, mark.only, mark.left, mark.due_ns = True, id(mark), 1 << 62, 1 << 62
     before = monotonic_ns()
     assert mark.closes()(mark) == PASSED
     assert before <= mark.times[0] <= monotonic_ns()
@@ -83,8 +91,11 @@ def test_the_time_at_which_a_step_closed_is_pythons(make: Make) -> None:
         close(mark)
     assert len(mark.times) == 16_384
     assert mark.times[-2] < before <= mark.times[-1]
+    assert close(mark) == DUE  # to be counted before the list is full
+    mark.forget_times()
+    assert close(mark) == PASSED
     mark.due_ns = monotonic_ns()
-    assert mark.closes()(mark) == DUE
+    assert close(mark) == DUE
 
 
 def test_16384_times_and_4096_shapes_are_kept(make: Make) -> None:
@@ -97,6 +108,49 @@ def test_16384_times_and_4096_shapes_are_kept(make: Make) -> None:
     kept = [number for number in range(20_000) if mark.fits(((2, number),))]
     assert kept == list(range(4 * 4_096, 20_000))
     assert mark._known == len(kept) == sum(each != 0 for each in mark._hashes)
+
+
+def test_what_the_helper_calls_for_is_due_in_the_next_step_whatever_its_memory(make: Make) -> None:
+    """Its memory is replaced with it, and unmapped."""
+    for mark in (QuietMark(), make()):
+        mark.idle, mark.only, mark.left, mark.due_ns = True, id(mark), 99, 1 << 62
+        close = mark.closes()
+        before: Memory | None = None
+        for _ in range(2):
+            memory = Memory.create(4 * PAGE_BYTES, 4 * PAGE_BYTES)
+            memory.words[CALLED] = 3
+            mark.share(memory.words, QUIET, CALLED)
+            if before is not None:
+                before.close()
+            assert close(mark) == PASSED
+            memory.words[CALLED] = 4
+            assert [close(mark), close(mark)] == [DUE] * 2
+            mark.hear()
+            assert close(mark) == PASSED
+            memory.words[CALLED] = 5
+            before = memory
+        assert mark.hears
+        mark.keep()
+        memory.close()
+        assert not mark.hears
+        assert close(mark) == PASSED
+
+
+def test_an_end_that_hooks_cannot_read_is_due(make: Make) -> None:
+    """There is no CUDA allocator to read."""
+    mark = make()
+    mark.idle, mark.only, mark.left, mark.due_ns = True, id(mark), 9, 1 << 62
+    close = mark.closes()
+    assert close(mark) == PASSED
+    for device in (0, None):
+        mark.read_ends(1 << 60, device)
+        assert mark.reads_ends is (device == 0)
+        assert close(mark) == DUE
+        assert list(mark.take_ends()) == []
+    mark.ends_due_ns = 1 << 62
+    assert close(mark) == PASSED
+    mark.read_ends(0, None)
+    assert mark.ends_due_ns > 1 << 62
 
 
 class Model(nn.Module):

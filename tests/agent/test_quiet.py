@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,8 +282,9 @@ def test_a_user_who_listens_to_outlooks_hears_each(resting: Any, monkeypatch: An
     assert asked == list(range(20))
 
 
-def figures() -> None:
-    """What the agent tells of quiet steps with a peak and a leak, and what torch itself says."""
+def figures(read: str) -> None:
+    """What the agent tells of quiet steps with a peak and a leak, what torch itself says, and how often Python read.
+    `read`: what reads the ends."""
     import json
 
     import torch
@@ -300,8 +302,12 @@ def figures() -> None:
     agent.governor.read_every = agent.governor.ledger_every = 10**9
     agent.phases.ends_every_ns = 1
     agent.adopt(model, optimizer)
+    if read == "Python":
+        agent.phases._notes_of = lambda _: None
     batch = torch.ones(16, 256, device="cuda")
-    kept, allocated = [], {}
+    kept, allocated, ours = [], {}, []
+    read_end = agent.phases._read_end
+    agent.phases._read_end = lambda where: ours.append(0) or read_end(where)
 
     def step(peak: int = 0) -> None:
         loss = model(batch).sum()
@@ -313,7 +319,12 @@ def figures() -> None:
 
     while not agent.phases.quiet:
         step()
-    torch.cuda.reset_peak_memory_stats()
+    if read == "Python":
+        torch.cuda.reset_peak_memory_stats()  # from here on the hooks call Python
+    if read == "Python, for a pool's sake":
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            kept.append(torch.ones(1 << 18, device="cuda"))
     for at in range(12):
         kept.append(torch.ones(1 << 18, device="cuda"))
         step(64 << 20 if at == 6 else 0)
@@ -323,19 +334,22 @@ def figures() -> None:
     step()
     last = [event for _, event in agent.recorder.drain() if isinstance(event, wire.Step)][-1]
     ends = [(end.step, end.allocated, allocated[end.step]) for end in last.quiet_ends]
-    print(json.dumps([last.quiet, last.quiet_peaks[0].allocated_peak, users, ends]))
+    print(json.dumps([last.quiet, last.quiet_peaks[0].allocated_peak, users, ends, len(ours)]))
 
 
-def test_no_peak_is_lost_and_the_ends_are_torchs_figures(virtual_gpu: Gpu) -> None:
-    quiet, peak, users, ends = json.loads(virtual_gpu().run(figures).stdout.splitlines()[-1])
-    assert quiet == 13
+@pytest.mark.parametrize(("read", "in_python"), [("the hooks", 0), ("Python, for a pool's sake", 13), ("Python", 13)])
+def test_no_peak_is_lost_and_the_ends_are_torchs_figures(
+    virtual_gpu: Gpu, native_reader: Path, read: str, in_python: int
+) -> None:
+    quiet, peak, users, ends, ours = json.loads(virtual_gpu().run(figures, read).stdout.splitlines()[-1])
+    assert (quiet, ours) == (13, in_python)
     assert peak == users  # no step after the large one was larger
     assert len(ends) == 13
     assert all(told == torchs for _, told, torchs in ends)
     assert ends[-2][1] - ends[0][1] == 11 << 20  # what leaks
 
 
-@pytest.mark.parametrize("what", ["_read_end", "_work", "_closed"])
+@pytest.mark.parametrize("what", ["_read_end", "_work", "_flush"])
 def test_what_fails_as_a_quiet_step_closes_does_not_reach_the_training(
     resting: Any, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -346,17 +360,90 @@ def test_what_fails_as_a_quiet_step_closes_does_not_reach_the_training(
         raise RuntimeError("by the test")
 
     monkeypatch.setattr(phases, what, fail)
-    phases.works, phases._ends_apart_ns, phases.quiet_mark.due_ns, phases._ends_due_ns, phases._look_due_ns = (
-        True,
-        1,
-        0,
-        0,
-        0,
-    )
+    mark = phases.quiet_mark
+    phases.works, mark.due_ns, mark.ends_due_ns, phases._look_due_ns = True, 0, 0, 0
     train(model, optimizer, 1)
     assert failures.pop("optimizer") == 1
     phases.works = False
     monkeypatch.undo()
+
+
+def asks() -> None:
+    """Prints what a viewer's request was taken for in quiet steps: from two helpers, each of which is stopped, so that
+    this process can write in its place."""
+    import json
+    import os
+    import signal
+    import time
+
+    import torch
+
+    import gpumon_agent
+    from gpumon_agent import endpoint, governor, wire
+    from gpumon_agent.registry import REGISTRY
+    from gpumon_agent.transport import messages, trainer
+    from gpumon_agent.transport.memory import ANSWER, CALLED
+    from gpumon_agent.transport.pages import Pages
+
+    governor.READ_FIRST = 5
+    governor.READ_AGAIN_NS = 1 << 61
+    governor.Governor._decide = lambda self: None
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    batch = torch.ones(16, 256, device="cuda")
+    gpumon_agent.watch(model, optimizer)
+    agent = REGISTRY.agent
+    agent.governor.read_every = agent.governor.ledger_every = 10**9
+    phases, transport, taken = agent.phases, agent.transport, []
+    phases.time_idle = None
+    transport._take = lambda request: taken.append(request.what)
+    end_quietly, calls = phases._end_quietly, []
+    phases._end_quietly = lambda *end: (calls.append(0), end_quietly(*end))  # whatever is due
+
+    def step() -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+
+    def settles() -> None:
+        transport.wait_ready(60)
+        while not phases.quiet or transport._waiting or transport._long.waiting_bytes:
+            step()
+            agent.flush()
+        for _ in range(3):
+            step()
+
+    for number in (1, 2):
+        settles()
+        os.kill(transport._helper, signal.SIGSTOP)
+        time.sleep(0.1)
+        step()
+        phases._look_due_ns = phases._ask_due_ns = 1 << 62
+        phases._set_due()
+        answer = messages.FromHelper(True, requests=((number, wire.Request(wire.CENSUS, "")),))
+        steps = [len(calls)]
+        step()
+        Pages(transport._memory, ANSWER).write(messages.encode(answer))
+        step()  # as a sign of life
+        steps.append(len(calls))
+        transport._memory.words[CALLED] = number
+        step()
+        steps += [len(calls), len(taken)]
+        step()
+        print(json.dumps([steps[1] - steps[0], steps[2] - steps[1], len(calls) - steps[2], steps[3]]))
+        os.kill(transport._helper, signal.SIGKILL)
+        while endpoint.start_time(transport._helper) is not None:
+            time.sleep(0.01)
+        silent, trainer._SILENT_NS = trainer._SILENT_NS, -1
+        agent.flush()
+        trainer._SILENT_NS = silent
+
+
+@pytest.mark.parametrize("native", ["on", "off"])
+def test_a_request_is_heard_in_the_next_quiet_step_of_this_helper_and_the_next(
+    virtual_gpu: Gpu, native_reader: Path, native: str
+) -> None:
+    ran = virtual_gpu().run(asks, env={"GPUMON_NATIVE": native})
+    assert [json.loads(line) for line in ran.stdout.splitlines()[-2:]] == [[0, 1, 0, 1], [0, 1, 0, 2]]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpumon_agent.quiet_mark import QuietMark
-from gpumon_agent.transport.memory import PAGE_BYTES, QUIET, Memory
+from gpumon_agent.transport.memory import CALLED, PAGE_BYTES, QUIET, Memory
 from gpumon_agent.transport.pages import Status
 from gpumon_agent.wire import BACKWARD, FORWARD
 
@@ -23,7 +23,7 @@ def test_a_mark_is_shared_and_kept(memory: Memory) -> None:
     mark = QuietMark()
     assert mark.read() is None
     mark.begin(7, FORWARD)
-    mark.share(memory.words, QUIET)
+    mark.share(memory.words, QUIET, CALLED)
     assert mark.read() == (7, FORWARD)
     mark.begin(8, BACKWARD)
     word = memory.words[QUIET]
@@ -36,7 +36,7 @@ def test_a_mark_is_shared_and_kept(memory: Memory) -> None:
 
 def test_the_status_has_the_marks_step_and_phase(memory: Memory) -> None:
     writer, reader, mark = Status(memory), Status(memory), QuietMark()
-    mark.share(memory.words, QUIET)
+    mark.share(memory.words, QUIET, CALLED)
     writer.write(3, "optimizer", 17)
     mark.begin(4, FORWARD)
     first, again = reader.read(), reader.read()

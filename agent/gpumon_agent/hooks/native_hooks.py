@@ -17,6 +17,7 @@ import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from threading import get_ident
 from types import CodeType
 from typing import Any
@@ -32,6 +33,7 @@ from gpumon_agent.quiet_mark import (
     IN_BACKWARD,
     IN_BETWEEN,
     IN_FORWARD,
+    NEVER_NS,
     TIMES_MAX,
     Hooks,
     Note,
@@ -46,6 +48,7 @@ CALL = modules.Module._call_impl.__code__
 INNER = next((each for each in CALL.co_consts if isinstance(each, CodeType) and each.co_name == "inner"), None)
 """of the function in it that calls hooks"""
 NOTES_MAX = 512
+ENDS_MAX = 64  # read before Python takes them
 EVERY_MODULES = tuple(
     vars(modules)[f"_global_{name}_hooks"] for name in ("backward_pre", "backward", "forward", "forward_pre")
 )
@@ -62,12 +65,16 @@ class NativeMark(ctypes.Structure, QuietMark):
     """A QuietMark that C++ reads and writes, too."""
 
     _closed: int
+    _ended: int
     _fields_ = [
         ("_word_at", ctypes.c_void_p),
+        ("_called_at", ctypes.c_void_p),
+        ("heard", ctypes.c_uint64),
         ("step", ctypes.c_uint64),
         ("only", ctypes.c_uint64),
         ("left", ctypes.c_int64),
         ("due_ns", ctypes.c_int64),
+        ("ends_due_ns", ctypes.c_int64),
         ("passed", ctypes.c_int64),
         ("_closed", ctypes.c_int64),
         ("idle", ctypes.c_bool),
@@ -80,6 +87,10 @@ class NativeMark(ctypes.Structure, QuietMark):
         ("_device", ctypes.c_int64),
         ("_peaks", ctypes.c_void_p),
         ("noted", ctypes.c_int64),
+        ("ends_every_ns", ctypes.c_int64),
+        ("_ends_device", ctypes.c_int64),
+        ("_ended", ctypes.c_int64),
+        ("_ends", ctypes.c_int64 * (3 * ENDS_MAX)),
         ("_closed_ns", ctypes.c_int64 * TIMES_MAX),
         ("_hashes", ctypes.c_uint64 * _SLOTS),  # 0: free
         ("_notes", _Notes),
@@ -92,11 +103,14 @@ class NativeMark(ctypes.Structure, QuietMark):
         self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}  # by their hash
         self._taken = _Notes()
         self._words = memoryview(self._taken).cast("B").cast("q")
-        self._put_in(array("Q", (0,)), 0)
+        self.ends_due_ns, self._ends_device = NEVER_NS, -1
+        self._put_in(array("Q", (0, 0)), 0, 1)
 
-    def _put_in(self, words: Any, at: int) -> None:
-        self.words, self.at = words, at
-        self._word_at = ctypes.addressof(ctypes.c_uint64.from_buffer(words, at * words.itemsize))
+    def _put_in(self, words: Any, at: int, called_at: int) -> None:
+        QuietMark._put_in(self, words, at, called_at)
+        self._word_at, self._called_at = (
+            ctypes.addressof(ctypes.c_uint64.from_buffer(words, each * words.itemsize)) for each in (at, called_at)
+        )
 
     def pass_step(self, now: int) -> bool:
         closed = self._closed
@@ -106,7 +120,7 @@ class NativeMark(ctypes.Structure, QuietMark):
         self.left -= 1
         self.step += A_STEP
         self.enter(IN_BETWEEN)
-        return self.left <= 0 or now >= self.due_ns
+        return self._is_due(now)
 
     @property
     def times(self) -> Sequence[int]:
@@ -123,6 +137,23 @@ class NativeMark(ctypes.Structure, QuietMark):
 
     def forget_times(self) -> None:
         self._closed = 0
+
+    # ---------------------------------------------------------------------------------------- what is allocated at ends
+
+    def read_ends(self, every_ns: int, device: int | None) -> None:
+        QuietMark.read_ends(self, every_ns, device)
+        self._ends_device = -1 if device is None else device
+
+    @property
+    def reads_ends(self) -> bool:
+        return self._ends_device >= 0
+
+    def take_ends(self) -> Iterator[tuple[int, int, int, int]]:
+        count, self._ended = self._ended, 0
+        taken = self._ends[: 3 * count]
+        return zip(taken[::3], repeat(self._ends_device), taken[1::3], taken[2::3], strict=False)
+
+    # -------------------------------------------------------------------------------- shapes of batches known to fit
 
     def fit(self, shapes: Shapes) -> None:
         if self._known >= FITTING_MAX:

@@ -43,7 +43,7 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, TIMES_MAX, Note, QuietMark
+from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, NEVER_NS, TIMES_MAX, Note, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
@@ -76,10 +76,10 @@ Inputs = tuple[int, Sequence[tuple[int, ...]]]
 _OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
 _OPTIMIZERS_MAX = 64  # listed per step
-_ASK_NS = 400_000_000  # between two questions whether a viewer wants something, in quiet steps
-_LOOK_NS = 2_000_000_000  # between two accounts of quiet steps. While the helper lives it asks for one each second
+_ASK_NS = 400_000_000  # in quiet steps, between two looks whether something waits that the mark does not tell
+_LOOK_NS = 2_000_000_000  # between two accounts of quiet steps, if none is read meanwhile
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
-ENDS_EVERY_NS = 400_000_000  # how often allocated bytes are read at the end of a quiet step: it costs 60 to 150 µs
+ENDS_EVERY_NS = 400_000_000  # how often allocated bytes are read at the end of a quiet step: in Python 60 to 150 µs
 _NOTES_NS = 100_000_000  # longer steps take no notes
 _NOTES_TOGETHER_NS = 200_000_000  # of which they are gone through at once: a kill loses so much
 _JUDGE_NS = 1_000_000_000  # between two outlooks for batches that fit
@@ -169,7 +169,6 @@ class Phases:
         self._ends: list[QuietEnd] = []
         self._ends_taken = 0  # of them
         self.ends_every_ns = ENDS_EVERY_NS  # 0: none is read
-        self._ends_apart_ns = self._ends_due_ns = 0
         self._noting = False  # the open step is read, and its hooks take notes
         self._notes: deque[Note] = deque()  # taken, and not known yet
         self._catches_up = False
@@ -325,6 +324,8 @@ class Phases:
         if gradients and (trains or self._tunes) and self._on_batch is not None:
             self._count_quiet()
             self._judge(index, shapes, count, [(device, None, 0) for _, device, _ in self.readers or ()])
+            self._ask_due_ns = min(self._ask_due_ns, monotonic_ns() + _ASK_NS)
+            self._set_due()
         return False
 
     def _takes(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -951,9 +952,15 @@ class Phases:
         mark.idle = self._is_idle()
         self.quiet = True
         mark.left, self._until_ns = self._governor.quiet_left, self._governor.until_ns
-        self._ends_apart_ns = self.ends_every_ns
+        mark.read_ends(self.ends_every_ns, self._ends_device())
+        self._look_due_ns = self._ended_ns + _LOOK_NS
         mark.begin(self.step, phase)
         self._set_due()
+
+    def _ends_device(self) -> int | None:
+        """The device whose ends compiled hooks can read: the only one, if they can take notes of it."""
+        (_, device, where), *others = self.readers or ((None, 0, None),)
+        return None if others or self._notes_of(where) is None else device
 
     def read_soon(self) -> None:
         """The next step is read."""
@@ -986,11 +993,13 @@ class Phases:
             return
         began, now = monotonic_ns(), mark.closed_ns
         wakes = mark.left <= 0 or now >= self._until_ns
-        looks = now + _SOON_NS >= self._look_due_ns or mark.uncounted > TIMES_MAX // 2 or self._asked()
+        mark.hear()
+        looks = self._asked() or (
+            not wakes and (now + _SOON_NS >= self._look_due_ns or mark.uncounted > TIMES_MAX // 2)
+        )
         if wakes or looks or self.works:
             self._count_quiet()
-        if now + _SOON_NS >= self._ends_due_ns and self._ends_apart_ns:
-            self._end_quietly((mark.step >> BITS) - 1, now)
+        self._end_quietly((mark.step >> BITS) - 1, now)
         if wakes:
             self._governor.wake(now)
             self._wake()
@@ -1001,12 +1010,15 @@ class Phases:
         if looks:
             self._look_due_ns = now + _LOOK_NS
             self._tell_ends()
-            self._closed()
+            self._flush()
+            self._answer()
         if wakes and self._may_note():
             self._ended_ns = now
             self._note(BETWEEN)
         elif not wakes:
-            self._ask_due_ns = now + _ASK_NS
+            times = mark.idle and self.time_idle is not None
+            waits = (looks or self.works) and self._asked()
+            self._ask_due_ns = now + _ASK_NS if times or waits or not mark.hears else NEVER_NS
             self._set_due()
             self._quiet_ns += monotonic_ns() - began
             if looks:
@@ -1023,8 +1035,7 @@ class Phases:
             self.time_idle = None
 
     def _set_due(self) -> None:
-        ends = self._ends_due_ns if self._ends_apart_ns else self._until_ns
-        self.quiet_mark.due_ns = 0 if self.works else min(ends, self._ask_due_ns, self._until_ns)
+        self.quiet_mark.due_ns = 0 if self.works else min(self._look_due_ns, self._ask_due_ns, self._until_ns)
 
     def _count_quiet(self) -> None:
         """Counts the quiet steps that have closed since the last call."""
@@ -1040,19 +1051,25 @@ class Phases:
         self.quiet_mark.forget_times()
 
     def _end_quietly(self, step: int, ended: int) -> None:
-        """Reads what is allocated as a quiet step ends: the series that a leak is found in."""
-        self._ends_due_ns = ended + self._ends_apart_ns
-        for _, device, where in self.readers or ():
-            read = self._read_end(where)
-            if read is not None:
-                self._ends.append(QuietEnd(step, device, *read))
+        """What is allocated as quiet steps end: the series that a leak is found in. Reads it, unless the hooks do."""
+        mark = self.quiet_mark
+        self._take_hooks_ends()
+        if ended + (0 if mark.reads_ends else _SOON_NS) >= mark.ends_due_ns:
+            mark.ends_due_ns = ended + mark.ends_every_ns
+            for _, device, where in self.readers or ():
+                read = self._read_end(where)
+                if read is not None:
+                    self._ends.append(QuietEnd(step, device, *read))
         if len(self._ends) >= _ENDS_MAX:
             self._tell_ends()
             every = {end.step for end in self._ends}
             kept = set(sorted(every)[1::2])
             self._ends = [end for end in self._ends if end.step in kept]
             self._ends_taken = len(self._ends)
-            self._ends_apart_ns *= 2
+            mark.ends_every_ns *= 2
+
+    def _take_hooks_ends(self) -> None:
+        self._ends += [QuietEnd(*end) for end in self.quiet_mark.take_ends()]
 
     def _tell_ends(self) -> None:
         if len(self._ends) > self._ends_taken:
@@ -1070,6 +1087,7 @@ class Phases:
         self._opened_ns = now
         self._recorder.now = (self.step, BETWEEN, now)
         self.quiet_mark.end()
+        self._take_hooks_ends()
         self._tell_ends()
         self._reads, peaks, allocated = [], [], 0
         for boundary, device, _ in self.readers or self._look_for_readers():

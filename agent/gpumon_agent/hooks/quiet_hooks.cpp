@@ -79,8 +79,9 @@ class Owned {
 constexpr int kPhaseBits = 3;  // quiet_mark.BITS
 constexpr int kTimesMax = 16384, kSlots = 8192;
 constexpr uint64_t kBetween = 1, kBackward = 4, kOptimizer = 5;  // quiet_mark's IN_…
-constexpr int kNotesMax = 512, kFigures = 10, kInputsMax = 8;
-enum { kResetAndCheck = 3, kRead = 0, kDisturbed = 1 };  // of native.cpp
+constexpr int kNotesMax = 512, kFigures = 10, kPeaks = 29, kInputsMax = 8, kEndsMax = 64;
+constexpr int kAllocated = 0, kLiveBlocks = 7;  // of the figures
+enum { kReadOnly = 0, kResetAndCheck = 3, kRead = 0, kDisturbed = 1 };  // of native.cpp
 
 // The end of a phase.
 struct Note {
@@ -92,13 +93,23 @@ struct Note {
   int64_t figures[kFigures];
 };
 
+// What is allocated as a quiet step ends.
+struct End {
+  uint64_t step;
+  int64_t allocated;
+  int64_t live_blocks;
+};
+
 // The fields of native_hooks.NativeMark.
 struct Mark {
   uint64_t* word;
+  const uint64_t* called;  // the helper's word
+  uint64_t heard;          // it, when it was last looked at
   uint64_t step;
   uint64_t only;
   int64_t left;
   int64_t due_ns;
+  int64_t ends_due_ns;
   int64_t passed;
   int64_t closed;
   bool idle;
@@ -111,6 +122,10 @@ struct Mark {
   int64_t device;
   int64_t* peaks;   // see gpumon_boundary
   int64_t noted;
+  int64_t ends_every_ns;
+  int64_t ends_device;  // -1: Python reads the ends
+  int64_t ended;
+  End ends[kEndsMax];
   int64_t closed_ns[kTimesMax];
   uint64_t fitting[kSlots];
   Note noted_phases[kNotesMax];
@@ -268,6 +283,16 @@ bool note_forward(Mark& mark, PyObject* model, const Inputs& inputs, uint64_t co
   return true;
 }
 
+// Reads what is allocated as a quiet step ends. False: Python must.
+bool read_end(Mark& mark, int64_t now) {
+  if (mark.ends_device < 0 || mark.ended >= kEndsMax) return false;
+  int64_t figures[kFigures], peaks[kPeaks] = {};
+  if (gpumon_boundary(static_cast<int>(mark.ends_device), figures, peaks, kReadOnly) != kRead) return false;
+  mark.ends[mark.ended++] = {mark.step >> kPhaseBits, figures[kAllocated], figures[kLiveBlocks]};
+  mark.ends_due_ns = now + mark.ends_every_ns;
+  return true;
+}
+
 // What one of the functions below belongs to.
 struct Bound {
   Mark* mark;
@@ -383,6 +408,8 @@ PyObject* close(PyObject* self, PyObject* optimizer) {
     now = monotonic_ns();
     mark->closed_ns[std::min<int64_t>(mark->closed, kTimesMax - 1)] = now;
     mark->closed = std::min<int64_t>(mark->closed + 1, kTimesMax);
+    due = mark->closed > kTimesMax / 2 || *mark->called != mark->heard;
+    if (now >= mark->ends_due_ns && !read_end(*mark, now)) due = true;
   }
   mark->passed = 0;
   --mark->left;

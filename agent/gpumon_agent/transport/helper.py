@@ -21,7 +21,7 @@ from gpumon_agent.oom.memory_viz import SnapshotWriter
 from gpumon_agent.oom.report_file import ReportFile
 from gpumon_agent.transport import exit_code, messages, process
 from gpumon_agent.transport.control import Control
-from gpumon_agent.transport.memory import ANSWER, START, Memory
+from gpumon_agent.transport.memory import ANSWER, CALLED, START, Memory
 from gpumon_agent.transport.pages import Current, Pages, Status
 from gpumon_agent.transport.picture import Picture
 from gpumon_agent.transport.publisher import Publisher
@@ -285,6 +285,7 @@ class Helper:
             answer.seq = self._seq
             self._answered = answer
             self._back.write(messages.encode(answer))
+            self._memory.words[CALLED] = self._number
 
 
 def _resident(pid: int) -> int | None:

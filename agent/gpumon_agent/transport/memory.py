@@ -32,7 +32,7 @@ from typing import NamedTuple
 from gpumon_agent.guard import pass_on
 
 MAGIC = int.from_bytes(b"gpumon\r\n", "little")
-VERSION = 4
+VERSION = 5
 PAGE_BYTES = 64 * 1024
 """No record of the ring crosses a multiple of this: a reader that lost its place resumes at the next."""
 
@@ -47,8 +47,8 @@ class Pair(NamedTuple):
 
 # Words, counted from the beginning, each in a cache line of its own: the end of the newest record of the event ring, of
 # the queue, and its reader's position; the newest status and pages; the exit code, as libc writes it (an int);
-# the step and phase of a step that is not read (quiet_mark).
-EVENTS_HEAD, LONG_HEAD, LONG_TAIL, STATUS_LATEST, _START_LATEST, _ANSWER_LATEST, EXIT, QUIET = range(8, 72, 8)
+# the step and phase of a step that is not read (quiet_mark); the number of the newest request or line in ANSWER.
+EVENTS_HEAD, LONG_HEAD, LONG_TAIL, STATUS_LATEST, _START_LATEST, _ANSWER_LATEST, EXIT, QUIET, CALLED = range(8, 80, 8)
 
 STATUS_OFFSET = 4096
 START = Pair(_START_LATEST, offset=8192, page_bytes=64 * 1024)  # the helper's parameters; written before it starts

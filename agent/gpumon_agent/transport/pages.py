@@ -49,12 +49,6 @@ class Pages:
         self._view[begin : begin + length] = payload
         self._words[self._latest] = number
 
-    @property
-    def has_newer(self) -> bool:
-        """Whether something was written since the last `read`."""
-        newer: bool = self._words[self._latest] != self._seen
-        return newer
-
     def read(self) -> bytes | None:
         """The newest payload. None: nothing new, or nothing complete.
 

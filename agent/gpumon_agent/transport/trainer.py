@@ -25,7 +25,7 @@ from gpumon_agent.quiet_mark import QuietMark
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.thread_clock import ThreadClock
 from gpumon_agent.transport import exit_code, messages, spawn
-from gpumon_agent.transport.memory import ANSWER, QUIET, START, Memory
+from gpumon_agent.transport.memory import ANSWER, CALLED, QUIET, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
 from gpumon_agent.transport.process import DESCRIPTOR
 from gpumon_agent.transport.ring import CHUNK_BYTES, LongWriter, Writer, one_thread_at_a_time
@@ -91,6 +91,7 @@ class Transport:
         self._told_state: messages.State | None = None
         self._answer = messages.FromHelper()
         self._request = self._line = 0  # the newest handled
+        self._called = 0  # the word CALLED, as last looked at
         self._looked_ns = self._flushed_ns = 0
         self._counted = (0, 0, 0, False, 0)  # the counters of the status, as last flushed
         self._picture_due = False  # a new helper needs all of it
@@ -104,8 +105,10 @@ class Transport:
     @property
     def asked(self) -> bool:
         """Of one that runs: whether `flush` has something to hear, or to send besides events."""
+        assert self._memory is not None
         assert self._long is not None
-        return self._back.has_newer or self._picture_due or bool(self._waiting) or self._long.waiting_bytes > 0
+        called = self._memory.words[CALLED] != self._called
+        return called or self._picture_due or bool(self._waiting) or self._long.waiting_bytes > 0
 
     # --------------------------------------------------------------------------------------------------- start and end
 
@@ -129,7 +132,7 @@ class Transport:
         try:
             number = max(self._request, self._line)
             start = messages.Start(_path(), self.descriptor, self._answer.seq, number, self._restarts > 0)
-            memory.words[START.latest] = memory.words[ANSWER.latest] = 0  # of a copy
+            memory.words[START.latest] = memory.words[ANSWER.latest] = memory.words[CALLED] = 0  # of a copy
             Pages(memory, START).write(msgspec.json.encode(start))
             helper = spawn.start(BOOTSTRAP, memory.fd, environment=_environment())
         except (OSError, ValueError, spawn.CannotStart) as error:
@@ -144,11 +147,11 @@ class Transport:
         events, long = Writer(memory, after=self._events), LongWriter(memory, after=self._long)
         status, back = Status(memory), Pages(memory, ANSWER)
         answer = messages.FromHelper(seq=self._answer.seq)  # the old helper's state is void
-        self._mark.share(memory.words, QUIET)
+        self._mark.share(memory.words, QUIET, CALLED)
         # no calls from here on, so that no signal handler can raise in between
         self._helper, self._helper_began, self._memory = helper, began, memory
         self._events, self._long, self._status, self._back = events, long, status, back
-        self._answer, self._looked_ns, self._picture_due = answer, now, True
+        self._answer, self._looked_ns, self._picture_due, self._called = answer, now, True, 0
         return True
 
     def _await_viewer(self) -> None:
@@ -248,6 +251,8 @@ class Transport:
         if self._waiting or long.waiting_bytes:
             self._pump(ThreadClock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
         self._flushed_ns = since
+        assert self._memory is not None
+        self._called = self._memory.words[CALLED]  # before the pages, which are written first
         encoded = self._back.read()
         if encoded is not None:
             self._hear(encoded)
