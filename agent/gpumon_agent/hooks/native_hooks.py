@@ -107,10 +107,10 @@ class NativeMark(ctypes.Structure, QuietMark):
         self._put_in(array("Q", (0, 0)), 0, 1)
 
     def _put_in(self, words: Any, at: int, called_at: int) -> None:
-        QuietMark._put_in(self, words, at, called_at)
-        self._word_at, self._called_at = (
+        self._word_at, self._called_at = (  # first: those before are freed below
             ctypes.addressof(ctypes.c_uint64.from_buffer(words, each * words.itemsize)) for each in (at, called_at)
         )
+        QuietMark._put_in(self, words, at, called_at)
 
     def pass_step(self, now: int) -> bool:
         closed = self._closed

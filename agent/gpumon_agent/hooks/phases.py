@@ -1021,11 +1021,11 @@ class Phases:
             self._ask_due_ns = now + _ASK_NS if times or waits or not mark.hears else NEVER_NS
             self._set_due()
             self._quiet_ns += monotonic_ns() - began
-            if looks:
-                self._governor.looked(self._quiet_ns)
-                self._quiet_ns = 0
-            if mark.idle and self.time_idle is not None:
+            if times:
                 self._time_idle()
+        if wakes or looks:
+            self._governor.looked(self._quiet_ns)
+            self._quiet_ns = 0
 
     def _time_idle(self) -> None:
         """Here the caches are as cold as they are for the hooks of any quiet step."""
@@ -1056,10 +1056,11 @@ class Phases:
         self._take_hooks_ends()
         if ended + (0 if mark.reads_ends else _SOON_NS) >= mark.ends_due_ns:
             mark.ends_due_ns = ended + mark.ends_every_ns
-            for _, device, where in self.readers or ():
-                read = self._read_end(where)
-                if read is not None:
-                    self._ends.append(QuietEnd(step, device, *read))
+            reads = [(device, self._read_end(where)) for _, device, where in self.readers or ()]
+            ends = [QuietEnd(step, device, *read) for device, read in reads if read is not None]
+            self._ends += ends
+            if not ends:
+                mark.ends_due_ns = NEVER_NS
         if len(self._ends) >= _ENDS_MAX:
             self._tell_ends()
             every = {end.step for end in self._ends}
