@@ -16,7 +16,7 @@ import gpumon_agent
 from gpumon_agent import wire
 from gpumon_agent.transport import messages
 from gpumon_agent import endpoint
-from gpumon_agent.transport.memory import ANSWER
+from gpumon_agent.transport.memory import ANSWER, CALLED
 from gpumon_agent.transport.pages import Pages
 
 class Late(Exception):
@@ -81,6 +81,7 @@ def told(trains, number):
     request = wire.Request(wire.CENSUS, trains.descriptor.nonce)
     answer = messages.FromHelper(True, requests=((number, request),))
     Pages(trains.transport._memory, ANSWER).write(messages.encode(answer))
+    trains.transport._memory.words[CALLED] = number
 
 def started():
     trains = Trains(modules=20)
