@@ -152,6 +152,26 @@ def test_ends_are_read_every_400_ms() -> None:
     assert len(training.last_step().quiet_ends) == 3
 
 
+def test_a_device_without_ends_is_asked_once_between_two_steps_that_are_read() -> None:
+    training, asked = Training(every_ns=MS), []
+    training.phases._read_end = asked.append
+    training.rest()
+    training.quiet_steps(1_000, ns=MS)
+    assert len(asked) == 1
+
+
+def test_what_was_due_in_quiet_steps_is_charged_as_a_step_is_read() -> None:
+    training = Training(every_ns=MS)
+    training.rest()
+    training.quiet_steps(10, ns=MS)
+    charged = training.governor._looked.spent
+    assert not charged
+    training.phases.read_soon()
+    training.quiet_steps(1, ns=MS)
+    assert len(charged) == 1
+    assert charged[0] > 0
+
+
 def test_a_recorder_waits_until_it_is_drained() -> None:
     recorder = Recorder()
     assert not recorder.waits

@@ -323,7 +323,7 @@ STRANGE: dict[str, tuple[Callable[[], int], str]] = {
     "may shrink": (lambda: memfd(header(), sound_size(), seals=4 | 1), "others could change its size"),
     "empty": (lambda: memfd(b"", 0), "does not begin like one"),
     "somebody else's": (lambda: memfd(header(magic=1), sound_size()), "does not begin like one"),
-    "newer": (lambda: memfd(header(version=5), sound_size()), "version 5; this gpumon reads version 4"),
+    "newer": (lambda: memfd(header(version=VERSION + 1), sound_size()), f"version {VERSION + 1}; this"),
     "too small": (lambda: memfd(header(), sound_size() - 1), "not the one that it states"),
     "huge sizes": (lambda: memfd(header(events=1 << 63, long=1 << 63), sound_size()), "not the one"),
     "odd sizes": (lambda: memfd(header(events=RING + 8, long=RING - 8), sound_size()), "not the one"),
