@@ -68,7 +68,7 @@ WARM_STEPS = 200  # gpumon reads the first 100
 FORWARDS = 300  # of a rollout
 NEAR_LAYERS = 20  # the first and the last of a model, if it has three times as many
 TURN_S = 0.005
-SENT_S = 0.5  # where all is read: it is sent every 200 ms, and at the end of a turn
+SENT_S = 0.5  # where all is read: it is sent every 500 ms, and at the end of a turn
 CLOCKS = (time.process_time, time.perf_counter)
 Turn = list[tuple[float, float]]
 """of each of `CLOCKS`: seconds of a step, and how many of them are between its first and last layers"""
@@ -381,7 +381,7 @@ class Watched:
             phases._set_due()
 
     def send(self) -> None:
-        """What has been read, as the agent does every 200 ms. Else the turn would end before that is paid for."""
+        """What has been read, as the agent does every 500 ms. Else the turn would end before that is paid for."""
         if self.phases._noting:
             self._agent.flush()
 

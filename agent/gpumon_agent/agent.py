@@ -10,7 +10,6 @@ import os
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
@@ -30,6 +29,7 @@ from gpumon_agent.guard import guard, protect, say
 from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
+from gpumon_agent.noted import Newest, Noted, flat
 from gpumon_agent.oom.oom_reporter import OomReporter
 from gpumon_agent.oom.recorded_phases import RecordedPhases
 from gpumon_agent.quiet_mark import QuietMark
@@ -83,7 +83,7 @@ class Agent:
         self._progress: wire.Progress | None = None
         self._loop_says = False  # by a callback, or `gpumon_agent.progress`
         self._position = loop_variables.Position()
-        self._newest: deque[tuple[int, wire.NumberedEvent]] = deque(maxlen=_NEWEST)
+        self._newest = Newest(_NEWEST)
         self._ask_pinned = protect("pinned host memory", pinned_bytes)
         self._trackers_used = protect("trackers", TrackersUsed().changed)
         self._in_loop = protect("loop", loop_variables.of_callers)
@@ -269,12 +269,14 @@ class Agent:
             mark=self.phases.quiet_mark,
         )
 
-    def _drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
+    def _drained(self, events: list[tuple[int, wire.NumberedEvent | Noted]]) -> None:
         self.outlooks.drained(events)
         self.recorded_phases.drained(events)
         self._newest.extend(events)
-        for follower in REGISTRY.followers:
-            follower.drained(events)
+        if REGISTRY.followers:
+            each = list(flat(events))
+            for follower in REGISTRY.followers:
+                follower.drained(each)
 
     def _now(self) -> tuple[int, str, int]:
         return self.phases.where()

@@ -105,11 +105,13 @@ class Governor:
 
     __slots__ = (
         "_closed",
+        "_decided",
         "_idle",
         "_judged",
         "_ledger_at",
         "_ledger_until_ns",
         "_looked",
+        "_many",
         "_newest",
         "_off",
         "_quiet",
@@ -160,6 +162,8 @@ class Governor:
         self._idle: deque[int] = deque(maxlen=NEWEST)  # what the hooks of a quiet step cost
         self.cost: Cost | None = None  # of all that we do; None: not known
         self._closed: _Kind | None = None  # of the step that was read last
+        self._many = 1  # steps that closed with it
+        self._decided = -1  # steps read at the last decision, in units of DECIDED_EVERY
         self._run: list[tuple[_Kind, int]] = []  # the steps that were read since the last quiet one, with durations
         self._together = 0  # of which so many are still to come
         self.quiet_left = 0  # quiet steps before the next that is read
@@ -206,10 +210,11 @@ class Governor:
         self._newest.extend(durations_ns)
 
     def spent_in_closing(self, ns: int) -> None:
-        """Of the step that was read last: sending it."""
-        spent = self._closed.spent if self._closed is not None else ()
-        if spent:
-            spent[-1] += ns
+        """Of the step that was read last: sending it, and those that closed with it."""
+        spent = self._closed.spent if self._closed is not None else deque()
+        many = min(self._many, len(spent))
+        for at in range(1, many + 1):
+            spent[-at] += ns // many
 
     def looked(self, ns: int) -> None:
         """What was due as quiet steps closed, since the last call."""
@@ -252,8 +257,16 @@ class Governor:
         self._together = 1
         return True
 
-    def step_closed(self, duration_ns: int, now_ns: int, *, may_rest: bool = True) -> str | None:
-        """A step that was read closes. Returns a sentence for viewers if the rates changed."""
+    def step_closed(
+        self, duration_ns: int, now_ns: int, *, may_rest: bool = True, before: Sequence[int] = ()
+    ) -> str | None:
+        """A step that was read closes. Returns a sentence for viewers if the rates changed.
+
+        `before`: durations of steps that were noted with it, before it, without their owners; each cost as much.
+        """
+        if before:
+            self._close_before(before)
+        self._many = 1 + len(before)
         self.steps += 1
         said = None
         if not self._off:
@@ -266,11 +279,23 @@ class Governor:
             if self.ledger and self.ledger_ns and not self.ledger_at_end_only:
                 self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
             read = self._read.steps + self._sampled.steps
-            if self.steps in (FIRST_LEDGERS, EARLY_LEDGERS[0]) or not read % DECIDED_EVERY:
+            if self.steps in (FIRST_LEDGERS, EARLY_LEDGERS[0]) or read // DECIDED_EVERY != self._decided:
+                self._decided = read // DECIDED_EVERY
                 said = self._decide()
             self._choose(now_ns, may_rest=may_rest)
         self.spent_ns = self.ledger_ns = self.ledger_thread_ns = 0
         return said
+
+    def _close_before(self, durations_ns: Sequence[int]) -> None:
+        first, many = self.steps + 1, len(durations_ns)
+        self.steps += many
+        self._newest.extend(durations_ns)
+        self._read.spent.extend([self.spent_ns] * many)
+        self._read.at.extend(range(first, first + many))
+        self._read.steps += many
+        self._run += [(self._read, duration_ns) for duration_ns in durations_ns[-READ_TOGETHER - 1 :]]
+        self._together -= many
+        self._wakes_ns += many * self.budget_ns / TASKS
 
     def _choose(self, now_ns: int, *, may_rest: bool) -> None:
         """Whether the next step is read, and if so, with its owners."""

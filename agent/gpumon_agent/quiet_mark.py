@@ -30,6 +30,8 @@ PASSED, DUE, NOTES = 1, 2, 2
 
 Shapes = Sequence[Sequence[int]]
 Hooks = TypeVar("Hooks", bound="OrderedDict[int, Any]")
+Shaped = dict[int, tuple[tuple[int, ...], ...]]
+"""Shapes of a forward's inputs, by their hash."""
 Note = tuple[str, int, tuple[Any, ...], tuple[int, tuple[tuple[int, ...], ...]]]
 """The end of a phase: its name, monotonic ns, the fields of a Reading; if a forward begins, bytes and shapes of its
 inputs."""
@@ -174,9 +176,8 @@ class QuietMark:
     def begin_notes(self, device: int, peaks: Any) -> None:
         """The open step and those after it are read. `peaks`: see native.py's Boundary."""
 
-    def take_notes(self) -> Iterable[Note]:
-        """Those since the last call."""
-        return ()
+    def take_notes(self) -> Any:
+        """noted.Taken: the notes since the last call. Only if hooks take notes."""
 
     # ---------------------------------------------------------------------------------------------------- for the hooks
 

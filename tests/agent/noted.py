@@ -337,6 +337,7 @@ def main() -> None:
     count(NativeMark, "begin_notes")
     count(Phases, "leave_notes")
     count(Phases, "_do_noted")
+    count(Phases, "_close_noted")
     chance = random.Random(int(seed))
     wrapped, recomputes = int(seed) % 2 == 1, "recomputes_always" in only
     trainer = Trainer(wrapped=wrapped, recomputes=recomputes, watched=how != "bare")

@@ -467,3 +467,33 @@ def test_a_ledger_that_came_too_late_for_a_step_comes_soon() -> None:
     governor._ledger_at = 900
     governor.reads()
     assert governor._ledger_at == 900
+
+
+@pytest.mark.parametrize("ledger_at", [1 << 40, 210, 203])
+def test_steps_that_were_noted_together_count_as_one_by_one(ledger_at: int) -> None:
+    durations = [10**9 + 1000 * at for at in range(23)]  # so long that all are read: nothing is drawn at random
+    known = []
+    for together in (True, False):
+        governor = Governor()
+        governor.steps, governor.read_every, governor._ledger_at, governor._ledger_until_ns = 200, 1, ledger_at, 1 << 60
+        governor._read.steps = 200
+        governor.ledger = False
+        now = 0
+        for *before, last in (durations[:7], durations[7:8], durations[8:], durations[:1]):
+            for duration in [] if together else before:
+                governor.spent_ns, now = 90_000, now + duration
+                governor.step_closed(duration, now)
+                governor.reads()
+            governor.spent_ns, now = 90_000, now + last + (sum(before) if together else 0)
+            governor.step_closed(last, now, before=before if together else ())
+            if not together:
+                governor._many = 1 + len(before)
+            governor.spent_in_closing(500 * (1 + len(before)))
+            governor.reads()
+        kind = governor._read
+        figures = governor.steps, governor._ledger_at, governor._newest, kind.steps, kind.at, kind.spent
+        run = [(ran is kind, duration) for ran, duration in governor._run]
+        known.append((*figures, run, governor.read_every, governor.ledger_every, governor.cost))
+    assert known[0] == known[1]
+    assert known[0][0] == 224
+    assert set(known[0][5]) == {90_500}

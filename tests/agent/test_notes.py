@@ -28,7 +28,7 @@ def test_random_steps_are_told_the_same(virtual_gpu: Gpu, native_reader: Path, s
     events, answers, counted = told(virtual_gpu, "notes", seed, 90)
     assert (events, answers) == told(virtual_gpu, "calls", seed, 90)[:2]
     assert ([], answers) == told(virtual_gpu, "bare", seed, 90)[:2]
-    assert counted["_do_noted"] > counted["leave_notes"] > 20  # it is not every step that ends with calls
+    assert min(counted["_close_noted"], counted["leave_notes"]) > 20  # some steps end with calls, not all
     assert counted["caught"] > 5
     assert len(answers) > 10
 

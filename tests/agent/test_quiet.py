@@ -417,7 +417,7 @@ def asks() -> None:
         os.kill(transport._helper, signal.SIGSTOP)
         time.sleep(0.1)
         step()
-        phases._look_due_ns = phases._ask_due_ns = 1 << 62
+        phases._look_due_ns = phases._ask_due_ns = phases.quiet_mark.ends_due_ns = 1 << 62
         phases._set_due()
         answer = messages.FromHelper(True, requests=((number, wire.Request(wire.CENSUS, "")),))
         steps = [len(calls)]

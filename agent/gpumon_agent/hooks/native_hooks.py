@@ -27,6 +27,7 @@ from torch.nn.modules import module as modules
 
 from gpumon_agent import compiled, frames
 from gpumon_agent.guard import pass_on
+from gpumon_agent.noted import NOTE_WORDS, Taken
 from gpumon_agent.quiet_mark import (
     A_STEP,
     FITTING_MAX,
@@ -36,18 +37,17 @@ from gpumon_agent.quiet_mark import (
     NEVER_NS,
     TIMES_MAX,
     Hooks,
-    Note,
     QuietMark,
+    Shaped,
     Shapes,
-    phase_of,
 )
 from gpumon_agent.storages import impl_at
-from gpumon_agent.wire import BOUND, FORWARD
+from gpumon_agent.wire import FORWARD
 
 CALL = modules.Module._call_impl.__code__
 INNER = next((each for each in CALL.co_consts if isinstance(each, CodeType) and each.co_name == "inner"), None)
 """of the function in it that calls hooks"""
-NOTES_MAX = 512
+NOTES_MAX = 1024
 ENDS_MAX = 64  # read before Python takes them
 EVERY_MODULES = tuple(
     vars(modules)[f"_global_{name}_hooks"] for name in ("backward_pre", "backward", "forward", "forward_pre")
@@ -56,9 +56,7 @@ _ENTER, _BEGIN, _CLOSE, _LEAVE = range(4)  # of `methods` in quiet_hooks.cpp
 _PLAIN = (type(None), bool, int, float, str)
 _SLOTS = 2 * FITTING_MAX  # a power of two
 _HASH_BITS = 64
-_FIGURES = 10
-_NOTE_WORDS = 5 + _FIGURES
-_Notes: Any = ctypes.c_int64 * (NOTES_MAX * _NOTE_WORDS)
+_Whole: Any = ctypes.c_int64 * 3
 
 
 class NativeMark(ctypes.Structure, QuietMark):
@@ -93,16 +91,15 @@ class NativeMark(ctypes.Structure, QuietMark):
         ("_ends", ctypes.c_int64 * (3 * ENDS_MAX)),
         ("_closed_ns", ctypes.c_int64 * TIMES_MAX),
         ("_hashes", ctypes.c_uint64 * _SLOTS),  # 0: free
-        ("_notes", _Notes),
+        ("_notes", ctypes.c_int64 * (NOTES_MAX * NOTE_WORDS)),
     ]
 
     def __init__(self, library: _Library, *, can_note: bool = False) -> None:
         ctypes.Structure.__init__(self)
         self._library, self._can_note = library, can_note
         self._known = 0  # of `_hashes`
-        self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}  # by their hash
-        self._taken = _Notes()
-        self._words = memoryview(self._taken).cast("B").cast("q")
+        self._shapes: Shaped = {}
+        self._whole = _Whole()
         self.ends_due_ns, self._ends_device = NEVER_NS, -1
         self._put_in(array("Q", (0, 0)), 0, 1)
 
@@ -171,7 +168,7 @@ class NativeMark(ctypes.Structure, QuietMark):
     def forget_shapes(self) -> None:
         ctypes.memset(self._hashes, 0, ctypes.sizeof(self._hashes))
         self._known = 0
-        self._shapes.clear()
+        self._shapes = {}  # notes that were taken keep theirs
 
     def _find(self, shapes: Shapes) -> tuple[int, int]:
         """(where their hash is, or would be put; their hash)"""
@@ -193,13 +190,10 @@ class NativeMark(ctypes.Structure, QuietMark):
         self.root, self.engine, self.stepping = 0, False, False
         self.notes = True
 
-    def take_notes(self) -> Iterator[Note]:
-        count = self._library.take_notes(ctypes.byref(self), self._taken)
-        words, shapes = self._words, self._shapes
-        for at in range(0, count * _NOTE_WORDS, _NOTE_WORDS):
-            code, t_ns, found, nbytes, disturbed, *figures = words[at : at + _NOTE_WORDS].tolist()
-            read = (*figures, BOUND if disturbed else 0, None)
-            yield phase_of(code), t_ns, read, (nbytes, shapes.get(found, ()))
+    def take_notes(self) -> Taken:
+        words = self._library.take_notes(ctypes.byref(self), self._whole)
+        phases, steps, alike = self._whole
+        return Taken(words, phases, steps, alike, self._shapes)
 
     # ---------------------------------------------------------------------------------------------------- for the hooks
 
@@ -275,7 +269,7 @@ class _Library:
         about = (ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_uint64, ctypes.c_bool)
         self.bound = _function(found.gpumon_bound, ctypes.py_object, *about)
         self.bind = _function(found.gpumon_bind, None, ctypes.py_object, ctypes.py_object)
-        self.take_notes = _function(found.gpumon_take_notes, ctypes.c_int64, ctypes.c_void_p, _Notes)
+        self.take_notes = _function(found.gpumon_take_notes, ctypes.py_object, ctypes.c_void_p, _Whole)
         self._derive = _function(found.gpumon_hook_dict, ctypes.py_object, ctypes.py_object)
         self._kinds: dict[type, Any] = {}
         size = _function(found.gpumon_mark_bytes, ctypes.c_uint64)

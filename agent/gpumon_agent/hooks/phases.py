@@ -22,9 +22,9 @@ The governor lets most short steps be *quiet*: steps are counted, no window clos
 their highest peak. Where one optimizer closes the steps, they are even *idle*: the hooks do not call this state
 machine, but for a batch with new shapes, for which the step is read, or at least predicted.
 
-Short steps that are read are idle, too, where their hooks can take notes (native_hooks). The state machine goes through
-the phases that were noted, of many steps at once. It does so at once if something happens that the hooks do not know,
-and they call it for the rest of that step.
+Short steps that are read are idle, too, where their hooks can take notes (native_hooks). The notes of many steps are
+sent together, as they are. If something happens that the hooks do not know, that is done at once, the state machine
+goes through the phases of the open step, and the hooks call it for the rest of that step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ import msgspec
 from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
-from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, NEVER_NS, TIMES_MAX, Note, QuietMark
+from gpumon_agent.noted import ALLOCATED, NBYTES, NOTE_WORDS, SHAPES, T_NS, Noted, Taken, notes_in
+from gpumon_agent.quiet_mark import BITS, CODES, IN_BETWEEN, IN_FORWARD, NEVER_NS, TIMES_MAX, Note, QuietMark
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,
@@ -81,7 +82,7 @@ _LOOK_NS = 2_000_000_000  # between two accounts of quiet steps, if none is read
 _SOON_NS = 12_500_000  # what is due so soon is done at once: most of what that costs are cold caches
 ENDS_EVERY_NS = 400_000_000  # how often allocated bytes are read at the end of a quiet step: in Python 60 to 150 µs
 _NOTES_NS = 100_000_000  # longer steps take no notes
-_NOTES_TOGETHER_NS = 200_000_000  # of which they are gone through at once: a kill loses so much
+_NOTES_TOGETHER_NS = 500_000_000  # of which they are sent at once: a kill loses so much
 _JUDGE_NS = 1_000_000_000  # between two outlooks for batches that fit
 _LEFT_MAX = 3  # steps in a row whose notes had to be given up: then none are taken any more
 _FOLLOWS = {BETWEEN: FORWARD, FORWARD: BACKWARD, BACKWARD: OPTIMIZER, OPTIMIZER: BETWEEN}  # in a step with notes
@@ -867,7 +868,7 @@ class Phases:
 
     def catch_up(self) -> None:
         """Goes through the phases that were noted so far."""
-        if self._noting and get_ident() == self._owner:
+        if self._noting and self.quiet_mark.noted and get_ident() == self._owner:
             self._go_through()
 
     def _go_through(self) -> None:
@@ -876,7 +877,12 @@ class Phases:
         notes, began = self._notes, monotonic_ns()
         self._catches_up = True
         try:
-            notes.extend(self.quiet_mark.take_notes())
+            taken: Taken = self.quiet_mark.take_notes()
+            words = taken.words
+            if taken.steps and not (notes or self._counts):
+                words = self._close_noted(taken, began)
+                began = monotonic_ns()
+            notes.extend(notes_in(words, taken.shapes))
             device = self.readers[0][1] if self.readers else 0
             while notes:
                 phase, t_ns, read, inputs = notes.popleft()
@@ -895,6 +901,59 @@ class Phases:
         finally:
             self._catches_up = False
 
+    def _close_noted(self, taken: Taken, began: int) -> bytes:
+        """Whole steps, with the same phases in each, as one event. Returns the notes that are left."""
+        (_, device, _), *_ = self.readers or ((None, 0, None),)
+        mark, governor = self.quiet_mark, self._governor
+        each = NOTE_WORDS * taken.phases
+        whole, left = taken.words[: 8 * each * taken.steps], taken.words[8 * each * taken.steps :]
+        words = memoryview(whole).cast("q")
+        *_, last = closed = words[each - NOTE_WORDS + T_NS :: each].tolist()
+        *before, duration = [b - a for a, b in pairwise((self._step_opened_ns, *closed))]
+        ends = words[each - NOTE_WORDS + ALLOCATED :: each].tolist()
+        steps = words[: None if not taken.alike else each]
+        shapes = {found: taken.shapes[found] for found in {*steps[SHAPES::NOTE_WORDS]} & taken.shapes.keys()}
+        if self._on_batch is not None and words[T_NS] >= self._judge_due_ns:
+            known = shapes.get(words[SHAPES], ())
+            self._judge_noted(words[T_NS], device, words[ALLOCATED], words[NBYTES], known)
+        self._recorder.append_noted(
+            Noted(
+                self.step,
+                self._step_opened_ns,
+                self._opened_ns,
+                taken.phases,
+                device,
+                tuple(number for number, _ in self._optimizers.values()),
+                whole,
+                shapes,
+                taken.alike,
+                self._quiet_steps,
+                self.quiet_peaks,
+                tuple(self._ends),
+            )
+        )
+        self._forget_quiet()
+        self.step += taken.steps
+        self._opened_ns = self._step_opened_ns = self._ended_ns = last
+        self._recorder.now = (self.step, BETWEEN, last)
+        self._reads = []
+        self._seen = self._sure = True
+        mark.evaluates = False
+        self._forwards = words[:each:NOTE_WORDS].tolist().count(IN_FORWARD)
+        self._plain = duration < _NOTES_NS
+        governor.spent_ns = (monotonic_ns() - began) // taken.steps
+        said = governor.step_closed(duration, last, may_rest=self._may_rest(), before=before)
+        if said is not None:
+            self._append(Notice(last, said, self.step - 1))
+        for allocated in ends[-1:] if taken.alike else ends:
+            self._fits_at(allocated)
+        if left:
+            governor.reads()
+        else:  # one of them is looked at
+            ((_, _, read, _),) = notes_in(whole[-8 * NOTE_WORDS :], {})
+            self._step_closed(self.step - 1, [(device, read)])
+        return left
+
     def _note_batch(
         self, now: int, device: int, allocated: int, nbytes: int, shapes: Sequence[tuple[int, ...]]
     ) -> None:
@@ -903,10 +962,15 @@ class Phases:
         if self._batches or now < self._judge_due_ns or self._on_batch is None:
             self._on_noted(self.step, shapes)
         else:
-            self._judge_due_ns = now + _JUDGE_NS
-            if not self._judge(0, shapes, nbytes, [(device, allocated, 0)]):
-                self.quiet_mark.forget_shapes()
+            self._judge_noted(now, device, allocated, nbytes, shapes)
         self._batches += 1
+
+    def _judge_noted(
+        self, now: int, device: int, allocated: int, nbytes: int, shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        self._judge_due_ns = now + _JUDGE_NS
+        if not self._judge(0, shapes, nbytes, [(device, allocated, 0)]):
+            self.quiet_mark.forget_shapes()
 
     def _do_noted(self) -> None:
         """A noted step has closed, and it is time to send what was noted."""

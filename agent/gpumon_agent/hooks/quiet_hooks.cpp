@@ -39,6 +39,7 @@ PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 void* PyCapsule_GetPointer(PyObject*, const char*);
 PyObject* PyBool_FromLong(long);
 PyObject* PyLong_FromLong(long);
+PyObject* PyBytes_FromStringAndSize(const char*, intptr_t);
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 void PyErr_Clear();
@@ -79,9 +80,9 @@ class Owned {
 constexpr int kPhaseBits = 3;  // quiet_mark.BITS
 constexpr int kTimesMax = 16384, kSlots = 8192;
 constexpr uint64_t kBetween = 1, kBackward = 4, kOptimizer = 5;  // quiet_mark's IN_…
-constexpr int kNotesMax = 512, kFigures = 10, kPeaks = 29, kInputsMax = 8, kEndsMax = 64;
-constexpr int kAllocated = 0, kLiveBlocks = 7;  // of the figures
+constexpr int kNotesMax = 1024, kFigures = 10, kPeaks = 29, kInputsMax = 8, kEndsMax = 64;
 enum { kReadOnly = 0, kResetAndCheck = 3, kRead = 0, kDisturbed = 1 };  // of native.cpp
+enum { kAllocated = 0, kPeak = 1, kReserved = 2, kSplit = 5, kLiveBlocks = 7, kRetries = 8 };  // of its figures
 
 // The end of a phase.
 struct Note {
@@ -273,6 +274,34 @@ bool note(Mark& mark, uint64_t code, uint64_t next, const Inputs& inputs = {}) {
   return true;
 }
 
+// Of the steps that were noted first and have the same phases: how many phases, how many steps, and a hash of all that
+// outlooks learn from such a step, or 0 if the steps differ in that.
+void find_whole(const Mark& mark, int64_t* whole) {
+  const Note* const notes = mark.noted_phases;
+  const Note* const end = notes + mark.noted;
+  const auto* last = std::find_if(notes, end, [](const Note& each) { return each.code == kOptimizer; });
+  const auto phases = last == end ? 0 : last + 1 - notes;
+  int64_t steps = 0;
+  uint64_t alike = 0;
+  for (const auto* step = notes; phases != 0 && end - step >= phases; step += phases, ++steps) {
+    if (!std::equal(step, step + phases, notes, [](const Note& a, const Note& b) { return a.code == b.code; })) break;
+    Hash hash;
+    hash.add(mark.device);
+    for (const auto* each = step; each != step + phases; ++each) {
+      const auto& figures = each->figures;
+      for (const auto word : {static_cast<int64_t>(each->code), static_cast<int64_t>(each->shapes), each->disturbed,
+                              figures[kAllocated], figures[kPeak], figures[kReserved], figures[kSplit],
+                              figures[kRetries]})
+        hash.add(word);
+    }
+    const auto found = hash.value ? hash.value : 1;
+    alike = steps == 0 || alike == found ? found : 0;
+  }
+  whole[0] = phases;
+  whole[1] = steps;
+  whole[2] = static_cast<int64_t>(alike);
+}
+
 // A forward begins in a step that takes notes, with inputs that are known. False: Python must look at it.
 bool note_forward(Mark& mark, PyObject* model, const Inputs& inputs, uint64_t code) {
   if (!trains(mark) || mark.engine || mark.stepping) return false;
@@ -452,12 +481,13 @@ void gpumon_know(PyObject* objects, const int* slots, int array_in, int array_at
   known.dict_bytes = dict_bytes;
 }
 
-// Moves the notes to `taken`, which has place for all. Returns how many.
-int64_t gpumon_take_notes(Mark* mark, Note* taken) {
-  const auto count = mark->noted;
-  std::copy_n(mark->noted_phases, count, taken);
-  mark->noted = 0;
-  return count;
+// Returns the notes as bytes. `whole`: see find_whole.
+PyObject* gpumon_take_notes(Mark* mark, int64_t* whole) {
+  find_whole(*mark, whole);
+  const auto* notes = reinterpret_cast<const char*>(mark->noted_phases);
+  PyObject* taken = PyBytes_FromStringAndSize(notes, mark->noted * static_cast<intptr_t>(sizeof(Note)));
+  if (taken != nullptr) mark->noted = 0;
+  return taken;
 }
 
 // What a hook belongs to, as an object.

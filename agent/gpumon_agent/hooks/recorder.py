@@ -9,10 +9,12 @@ from typing import Any
 
 from gpumon_agent.allocator import reading
 from gpumon_agent.guard import pass_on
+from gpumon_agent.noted import Noted
 from gpumon_agent.registry import REGISTRY
 from gpumon_agent.wire import LOAD, NumberedEvent, Phase
 
 EVENTS_MAX = 16_384  # some 5 MiB; emptied at each boundary
+NOTED_MAX = 512  # events that wait, after which no more records of many steps are kept: some 6 MiB
 
 
 class Recorder:
@@ -43,14 +45,20 @@ class Recorder:
         if not self._inert:
             self.put((next(self.numbers), event))
 
+    def append_noted(self, noted: Noted) -> None:
+        for part in noted.parts():
+            number = next(self.numbers)
+            if not self._inert and len(self._events) < NOTED_MAX:
+                self.put((number, part))
+
     @property
     def waits(self) -> bool:
         """Whether there is something to drain."""
         return bool(self._events)
 
-    def drain(self) -> list[tuple[int, NumberedEvent]]:
+    def drain(self) -> list[tuple[int, NumberedEvent | Noted]]:
         """All events since the last call, in order; builds the Phases. Only one thread may drain at a time."""
-        drained: list[tuple[int, NumberedEvent]] = []
+        drained: list[tuple[int, NumberedEvent | Noted]] = []
         pop = self._events.popleft
         for _ in range(len(self._events)):  # events appended meanwhile wait for the next call
             seq, *window, last = pop()

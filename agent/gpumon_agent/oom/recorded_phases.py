@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gpumon_agent import wire
+from gpumon_agent.noted import Noted, flat
 
 PHASES_MAX = 4_096
 
@@ -27,9 +28,9 @@ class RecordedPhases:
         self._recorded = recorded
         self._ended: deque[wire.Phase] = deque(maxlen=PHASES_MAX)
 
-    def drained(self, events: Iterable[tuple[int, wire.NumberedEvent]]) -> None:
+    def drained(self, events: Iterable[tuple[int, wire.NumberedEvent | Noted]]) -> None:
         if self._recorded():
-            self._ended.extend(event for _, event in events if isinstance(event, wire.Phase))
+            self._ended.extend(event for _, event in flat(events) if isinstance(event, wire.Phase))
 
     def annotated(self, theirs: Iterable[Annotation], now: tuple[int, str, int], device: int) -> list[Annotation]:
         """`theirs` and ours, by time. `now`: the running step, its phase and its start (monotonic ns), on `device`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpumon_agent import environment, wire
 from gpumon_agent.guard import say
+from gpumon_agent.noted import Noted
 from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.shape_regression import Features, Shapes, features
 from gpumon_agent.shape_model.verdict import Fragments, verdict
@@ -95,6 +96,7 @@ class Outlooks:
         self._open: list[wire.Phase] = []
         self._like: Figures = []  # those of the newest step
         self._alike = 0  # steps in a row that had the same
+        self._noted = 0  # Noted.alike of the newest steps, if they were noted
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
@@ -166,7 +168,7 @@ class Outlooks:
             for function in tuple(self._functions):
                 function(outlook)
 
-    def follow(self, event: wire.NumberedEvent) -> None:
+    def follow(self, event: wire.NumberedEvent | Noted) -> None:
         """Call with each drained event, in order."""
         if isinstance(event, wire.Phase):
             self._open.append(event)
@@ -174,6 +176,8 @@ class Outlooks:
                 del self._open[: wire.PHASES_PER_STEP_MAX]
         elif isinstance(event, wire.Step):
             self._step_closed(event.step)
+        elif isinstance(event, Noted):
+            self._follow_noted(event)
         elif isinstance(event, wire.Oom) and event.free is not None and event.reserved is not None:
             can_have = event.free + event.reserved
             self.budget[event.device] = can_have if event.total is None else min(can_have, event.total)
@@ -185,6 +189,20 @@ class Outlooks:
             at, shapes = self._groups.popleft()
             if at == step:
                 groups.append(shapes)
+        self._noted = 0
+        self._learn(step, phases, groups)
+
+    def _follow_noted(self, noted: Noted) -> None:
+        count = noted.count
+        while self._groups and self._groups[0][0] < noted.step + count:
+            self._groups.popleft()
+        if noted.alike and noted.alike == self._noted and self._alike > _ALIKE_MAX:
+            return
+        for phases, groups, closed in noted.steps():
+            self._learn(closed.step, phases, groups)
+        self._noted = noted.alike
+
+    def _learn(self, step: int, phases: list[wire.Phase], groups: list[Shapes]) -> None:
         if self._nothing_new(phases, groups):
             return
         for device in {phase.device for phase in phases}:
@@ -213,7 +231,7 @@ class Outlooks:
         self._alike += 1
         return self._alike > _ALIKE_MAX
 
-    def drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
+    def drained(self, events: list[tuple[int, wire.NumberedEvent | Noted]]) -> None:
         for _, event in events:
             self.follow(event)
 
@@ -233,13 +251,13 @@ class Followed:
     def __init__(
         self,
         drain: Callable[[], list[tuple[int, Any]]],
-        follow: Callable[[list[tuple[int, wire.NumberedEvent]]], object],
+        follow: Callable[[list[tuple[int, wire.NumberedEvent | Noted]]], object],
     ) -> None:
         self._drain = drain
         self._follow = follow
 
-    def drain(self) -> list[tuple[int, wire.NumberedEvent]]:
-        events: list[tuple[int, wire.NumberedEvent]] = [
+    def drain(self) -> list[tuple[int, wire.NumberedEvent | Noted]]:
+        events: list[tuple[int, wire.NumberedEvent | Noted]] = [
             (seq, wire.Outlook(*event) if isinstance(event, list) else event) for seq, event in self._drain()
         ]
         self._follow(events)

@@ -14,7 +14,7 @@ from threading import Thread
 
 import msgspec
 
-from gpumon_agent import cost, endpoint, wire
+from gpumon_agent import cost, endpoint, noted, wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
 from gpumon_agent.oom.memory_viz import SnapshotWriter
@@ -91,7 +91,7 @@ class Helper:
             process.lower_priority()  # not earlier: at nice 19 starting takes many seconds beside a busy training
         self._take_long()
         events: list[tuple[int, bytes]] = []
-        for _, payload in self._reader.take():
+        for payload in (each for _, record in self._reader.take() for each in noted.encoded(record)):
             try:
                 kind = wire.kind(payload)
                 if kind == "phase":

@@ -20,6 +20,7 @@ import msgspec
 
 from gpumon_agent import endpoint, environment, wire
 from gpumon_agent.guard import is_the_users, pass_on, say
+from gpumon_agent.noted import Noted
 from gpumon_agent.oom import report_file
 from gpumon_agent.quiet_mark import QuietMark
 from gpumon_agent.registry import REGISTRY
@@ -239,11 +240,7 @@ class Transport:
         if self._picture_due:
             self._say_all()
         for _, event in self._drain():
-            try:
-                events.put(wire.encode_event(event))
-            except ValueError as error:  # too long
-                pass_on(error)
-                self.unsent += 1
+            self._put(events, event)
         step, phase, since = self._now()
         rate, cost, cuda, pinned = self._counters()
         self._counted = rate, cost, self._request, cuda, 0 if pinned is None else pinned + 1
@@ -258,6 +255,17 @@ class Transport:
             self._hear(encoded)
         elif since - self._looked_ns > _SILENT_NS:
             self._look_at_helper(since)
+
+    def _put(self, events: Writer, event: Any) -> None:
+        try:
+            events.put(wire.encode_event(event))
+        except ValueError as error:  # too long
+            pass_on(error)
+            if isinstance(event, Noted):
+                for each in event.events():
+                    self._put(events, each)
+            else:
+                self.unsent += 1
 
     def _hear(self, encoded: bytes) -> None:
         self._looked_ns = time.monotonic_ns()
