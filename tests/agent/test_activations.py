@@ -19,6 +19,7 @@ from gpumon_agent import wire
 from gpumon_agent.attribution import saving
 from gpumon_agent.attribution.activations import Activations
 from gpumon_agent.attribution.graph import GraphWalk, Places, TooLarge
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.attribution.saving import READABLE
 
 pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
@@ -217,7 +218,7 @@ def test_where_a_saved_tensor_must_be_unpacked_nothing_is_read_once_somebody_pac
     output = model(torch.randn(3, 8))
     activations.begin_step(walks=True)
     activations.walk([output])
-    assert sum(each.nbytes for each in activations.alive(-1, set())) == (3 * 8 + 3 * 16) * FLOAT
+    assert sum(each.nbytes for each in activations.alive(-1, Claimed())) == (3 * 8 + 3 * 16) * FLOAT
     unpacked: list[str] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpacked.append):
         packed = model(torch.randn(3, 8))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks.checkpoints import Checkpoints
 from gpumon_agent.leaks.loads import Loads
@@ -83,7 +84,7 @@ def test_owners_are_asked_two_steps_after_its_use_and_who_holds_it_every_64_unti
     checkpoints.step_closed(7)
     assert governor.ledger
     loads.step = lambda: 7
-    loads.claim(-1, set())
+    loads.claim(-1, Claimed())
     for step in range(8, 200):
         checkpoints.step_closed(step)
     assert searches == [8, 64, 128, 192]

@@ -192,6 +192,7 @@ def test_a_viewer_is_heard_within_400_ms_where_no_ends_are_read() -> None:
 def test_quiet_steps_are_counted_before_their_list_is_full() -> None:
     training = Training(every_ns=0)
     training.rest()
+    training.phases.quiet_mark.hears = True  # then nothing is due every 400 ms
     training.quiet_steps(1, ns=MS)
     training.quiet_steps(40_000, ns=MS // 25)
     training.phases.finish()

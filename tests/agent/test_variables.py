@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.attribution.variables import ENTRIES_MAX, HeldByVariables, Variables
 
 CPU = -1
 
 
 def look(
-    claimed: set[int], variables: Variables | None = None, *, fresh: bool = True, graphs: bool = True
+    claimed: Claimed, variables: Variables | None = None, *, fresh: bool = True, graphs: bool = True
 ) -> HeldByVariables:
     """As a module of torch's would stand between."""
     variables = variables or Variables()
@@ -81,7 +82,7 @@ def test_a_variable_an_entry_and_an_attribute_are_counted_once_and_named() -> No
         average, alias = Average(), torch.ones(70_000)
         data = [(torch.ones(40_000), torch.ones(20_000)), {"again": alias}]
         batch = OrderedDict(pixels=torch.ones(30_000))
-        held = look(set())
+        held = look(Claimed())
         del average, alias, data, batch
         return held
 
@@ -94,14 +95,14 @@ def test_a_variable_an_entry_and_an_attribute_are_counted_once_and_named() -> No
 
 
 def test_what_another_line_has_is_not_counted() -> None:
-    def train(claimed: set[int]) -> dict[str, int]:
+    def train(claimed: Claimed) -> dict[str, int]:
         weights, other = torch.ones(50_000), torch.ones(40_000)
-        claimed.add(weights.untyped_storage()._cdata)
+        claimed.others.add(weights.untyped_storage()._cdata)
         held = of(look(claimed), "train")
         del other
         return held
 
-    assert train(set()).keys() == {"other"}
+    assert train(Claimed()).keys() == {"other"}
 
 
 def test_what_has_a_graph_is_counted_as_soon_as_the_graph_was_walked() -> None:
@@ -115,8 +116,8 @@ def test_what_has_a_graph_is_counted_as_soon_as_the_graph_was_walked() -> None:
         fast = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
         assert all(not each.is_leaf for each in (*gradients, *fast.values()))
         variables = Variables()
-        look(set(), variables, graphs=not graphs)
-        held = of(look(set(), variables, fresh=False, graphs=graphs), "train")
+        look(Claimed(), variables, graphs=not graphs)
+        held = of(look(Claimed(), variables, fresh=False, graphs=graphs), "train")
         del fast, gradients
         return held
 
@@ -135,7 +136,7 @@ def test_what_an_optimizer_keeps_while_it_calls_the_model_is_counted() -> None:
         optimizer.zero_grad()
         loss = model(torch.ones(2, 100)).square().mean()
         loss.backward()
-        looks.append(of(look(set()), "step"))
+        looks.append(of(look(Claimed()), "step"))
         return loss
 
     optimizer.step(closure)
@@ -147,7 +148,7 @@ def test_no_code_of_the_users_runs() -> None:
     def train() -> HeldByVariables:
         refuses, within = Refuses(), [Refuses()]
         Refuses.asked.clear()
-        held = look(set())
+        held = look(Claimed())
         assert not Refuses.asked
         del refuses, within
         return held
@@ -160,8 +161,8 @@ def test_a_look_keeps_nothing_alive() -> None:
         average = Average()
         tensor, owner = weakref.ref(average.shadow_params[7]), weakref.ref(average)
         variables = Variables()
-        look(set(), variables)
-        look(set(), variables, fresh=False)
+        look(Claimed(), variables)
+        look(Claimed(), variables, fresh=False)
         del average
         return [tensor() is None, owner() is None]
 
@@ -175,12 +176,12 @@ def test_a_look_keeps_nothing_alive() -> None:
 def test_what_many_hold_is_summed_again_as_soon_as_they_are_others() -> None:
     def train() -> list[int]:
         variables, kept = Variables(), [torch.ones(100) for _ in range(40)]
-        found = [look(set(), variables).nbytes]
+        found = [look(Claimed(), variables).nbytes]
         for _ in range(2):
             kept.append(torch.ones(100))
-            found.append(look(set(), variables, fresh=False).nbytes)
+            found.append(look(Claimed(), variables, fresh=False).nbytes)
         kept[:] = [torch.ones(200) for _ in kept]
-        return [*found, look(set(), variables, fresh=False).nbytes]
+        return [*found, look(Claimed(), variables, fresh=False).nbytes]
 
     first, *more = train()
     assert [each - first for each in more] == [400, 800, 42 * 800 - 40 * 400]
@@ -192,7 +193,7 @@ def test_a_look_is_bounded_and_a_log_of_numbers_takes_nothing_of_it() -> None:
         many = [torch.ones(1)] * 10 * ENTRIES_MAX
         model = nn.Linear(100, 100)
         kept = [torch.ones(60_000)]
-        held = look(set())
+        held = look(Claimed())
         del log, many, model, kept
         return of(held, "train")
 
@@ -203,7 +204,7 @@ def test_a_look_is_bounded_and_a_log_of_numbers_takes_nothing_of_it() -> None:
 def test_the_eight_innermost_functions_are_read() -> None:
     def called(depth: int) -> int:
         kept = torch.ones(1_000)
-        held = called(depth - 1) if depth else look(set()).nbytes
+        held = called(depth - 1) if depth else look(Claimed()).nbytes
         del kept
         return held
 
@@ -213,7 +214,7 @@ def test_the_eight_innermost_functions_are_read() -> None:
 def test_the_four_largest_are_named_and_all_are_counted() -> None:
     def train() -> HeldByVariables:
         a, b, c, d, e, f = (torch.ones(n * 10_000) for n in (1, 6, 2, 5, 3, 4))
-        held = look(set())
+        held = look(Claimed())
         del a, b, c, d, e, f
         return held
 
@@ -225,7 +226,7 @@ def test_the_four_largest_are_named_and_all_are_counted() -> None:
 def test_a_list_in_a_list_is_read_and_a_third_within_is_not() -> None:
     def train() -> dict[str, int]:
         near, far = [[torch.ones(1_000)]], [[[torch.ones(2_000)]]]
-        held = of(look(set()), "train")
+        held = of(look(Claimed()), "train")
         del near, far
         return held
 
@@ -235,7 +236,7 @@ def test_a_list_in_a_list_is_read_and_a_third_within_is_not() -> None:
 def test_about_four_thousand_entries_are_read_and_no_longer_list() -> None:
     def train(entries: int) -> dict[str, int]:
         kept = [torch.ones(1)] * entries
-        held = of(look(set()), "train")
+        held = of(look(Claimed()), "train")
         del kept
         return held
 
@@ -246,9 +247,9 @@ def test_about_four_thousand_entries_are_read_and_no_longer_list() -> None:
 def test_a_few_tensors_are_summed_at_each_boundary_and_forty_once_a_step() -> None:
     def train(many: int) -> list[int]:
         variables, kept = Variables(), [torch.ones(100) for _ in range(many)]
-        before = look(set(), variables).nbytes
+        before = look(Claimed(), variables).nbytes
         kept[many // 2] = torch.ones(200)
-        found = [look(set(), variables, fresh=fresh).nbytes - before for fresh in (False, True)]
+        found = [look(Claimed(), variables, fresh=fresh).nbytes - before for fresh in (False, True)]
         del kept
         return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import weakref
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpumon_agent.attribution import native_storages
 from gpumon_agent.attribution.inventory import Inventory, Owners
 from gpumon_agent.attribution.kept import Sum
+from gpumon_agent.attribution.native_storages import Held
 
 CPU = torch.device("cpu")
 LAYER = 8 * 8 * 4
@@ -54,7 +58,7 @@ class Watched:
 @pytest.fixture
 def watched(hooks: str) -> Watched:
     watched = Watched()
-    assert (watched.inventory._sums[-1].weights._words is not None) is (hooks == "compiled")
+    assert watched.inventory._sums[-1].weights.native is (hooks == "compiled")
     return watched
 
 
@@ -98,10 +102,11 @@ def test_a_gradient_that_is_a_weight_counts_as_that(watched: Watched) -> None:
 def test_a_sparse_gradient_is_read_each_time(watched: Watched) -> None:
     sums = Sum()
     gradient = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 8), (8, 8), check_invariants=False)
-    assert sums.read([gradient], -1)
+    assert sums.read(Held([gradient]), -1)
     assert sums.claim(set()) == 8 + 32
-    assert sums.read([gradient], -1)
-    assert not watched.inventory._sums[-1].gradients.read([each.grad for each in watched.model.parameters()], -1)
+    assert sums.read(Held([gradient]), -1)
+    gradients = Held([each.grad for each in watched.model.parameters()])
+    assert not watched.inventory._sums[-1].gradients.read(gradients, -1)
 
 
 def test_a_sparse_gradient_comes_and_goes(watched: Watched) -> None:
@@ -119,7 +124,7 @@ def test_a_weight_of_a_subclass(watched: Watched) -> None:
     watched.model[1].weight = Own(torch.ones(16, 8))
     watched.model[1].weight.grad = torch.ones(16, 8)
     assert watched.look()[:3] == (4 * LAYER, 400, 4 * LAYER)
-    assert watched.inventory._sums[-1].weights._words is None  # its memory may be another's
+    assert not watched.inventory._sums[-1].weights.native  # its memory may be another's
 
 
 @pytest.mark.parametrize("native", ["off", "on"])
@@ -132,6 +137,7 @@ def test_each_device_has_its_own_sum(virtual_gpu: Any, native: str, native_reade
         os.environ["GPUMON_NATIVE"] = native
         from gpumon_agent.attribution import native_storages
         from gpumon_agent.attribution.kept import Sum
+        from gpumon_agent.attribution.native_storages import Held
 
         tensors = [torch.ones(1, device="cuda"), torch.ones(2), torch.ones(4)]
         for meta in ([], [torch.ones(3, device="meta")]):
@@ -139,9 +145,9 @@ def test_each_device_has_its_own_sum(virtual_gpu: Any, native: str, native_reade
                 read = native_storages.load()
                 assert (read is not None) is (native == "on")
                 sums = Sum(read)
-                sums.read(tensors + meta, index)
+                sums.read(Held(tensors + meta), index)
                 assert sums.claim(set()) == expected
-                assert (sums._words is not None) is (native == "on" and not meta)
+                assert sums.native is (native == "on" and not meta)
 
     virtual_gpu().run(script, native)
 
@@ -149,10 +155,10 @@ def test_each_device_has_its_own_sum(virtual_gpu: Any, native: str, native_reade
 def test_a_list_that_shrinks_or_gets_another_first_tensor_is_read_without_a_look() -> None:
     first, second = torch.ones(1), torch.ones(2)
     sums = Sum()
-    assert sums.read([first, second], -1, look=False)
-    assert not sums.read([first, second], -1, look=False)
-    assert sums.read([first], -1, look=False)
-    assert sums.read([second], -1, look=False)
+    assert sums.read(Held([first, second]), -1, look=False)
+    assert not sums.read(Held([first, second]), -1, look=False)
+    assert sums.read(Held([first]), -1, look=False)
+    assert sums.read(Held([second]), -1, look=False)
     assert sums.claim(set()) == 8
 
 
@@ -181,7 +187,7 @@ def test_weights_that_move_are_seen_at_once(watched: Watched) -> None:
     for weight in watched.model.parameters():
         weight.data = torch.ones(16, 8)[:8]
     assert watched.look(fresh=False).weights == 6 * LAYER
-    assert not {identity(each) for each in kept} & watched.inventory.claimed
+    assert watched.inventory.claimed.isdisjoint({identity(each) for each in kept})
 
 
 def test_weights_that_leave_the_device(watched: Watched) -> None:
@@ -205,7 +211,7 @@ def test_a_parameter_replaced_while_its_data_is_kept(watched: Watched) -> None:
     watched.optimizer.state.clear()
     gc.collect()
     watched.look(fresh=False)
-    assert {identity(watched.model[0].weight), identity(watched.model[2].weight)} <= watched.inventory.claimed
+    assert all(identity(watched.model[at].weight) in watched.inventory.claimed for at in (0, 2))
     assert identity(own) not in watched.inventory.claimed
 
 
@@ -256,3 +262,155 @@ def test_nothing_is_kept_alive(watched: Watched, of: str) -> None:
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
     assert inventory.owners(CPU, fresh=False)[:4] == (2 * LAYER, 400, 2 * LAYER, 0)
+
+
+def replaced(watched: Watched) -> None:
+    watched.model[1].weight = nn.Parameter(torch.ones(16, 8))
+
+
+def added(watched: Watched) -> None:
+    watched.model[2].register_parameter("more", nn.Parameter(torch.ones(8, 8)))
+
+
+def filled(watched: Watched) -> None:
+    """As lazy modules do: the place of it was there."""
+    watched.model[0].bias = nn.Parameter(torch.ones(64))
+
+
+def other_dict(watched: Watched) -> None:
+    watched.model[2]._parameters = {"weight": nn.Parameter(torch.ones(16, 8))}
+
+
+def other_mapping(watched: Watched) -> None:
+    """As a scripted module's."""
+
+    class Values:
+        kept = torch.ones(16, 8)
+
+        def values(self) -> list[Tensor]:
+            return [self.kept]
+
+    object.__setattr__(watched.model[2], "_parameters", Values())
+
+
+def resized(watched: Watched) -> None:
+    watched.weight.untyped_storage().resize_(2 * LAYER)
+
+
+def made_a_subclass(watched: Watched) -> None:
+    watched.weight.__class__ = type("Own", (nn.Parameter,), {})
+    watched.weight.untyped_storage().resize_(2 * LAYER)
+
+
+@pytest.mark.parametrize("change", [replaced, added, filled, other_dict, other_mapping, resized, made_a_subclass])
+def test_weights_that_change_while_all_of_the_old_ones_live(
+    watched: Watched, change: Callable[[Watched], None]
+) -> None:
+    kept = list(watched.model.parameters())
+    change(watched)
+    assert watched.look().weights == 4 * LAYER
+    assert len(kept) == 3
+
+
+def test_a_mapping_that_is_no_dict_is_read_each_time(watched: Watched) -> None:
+    values: list[Tensor] = []
+    mapping = type("Mapping", (), {"values": lambda self: values})()
+    object.__setattr__(watched.model[2], "_parameters", mapping)
+    assert watched.look().weights == watched.look().weights == 2 * LAYER
+    values.append(torch.ones(8, 8))
+    assert watched.look().weights == 3 * LAYER
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_weights_that_leave_while_they_live(watched: Watched, last: bool) -> None:
+    kept = list(watched.model.parameters())
+    del watched.model[2 if last else 0]._parameters["weight"]
+    assert watched.look().weights == 2 * LAYER
+    assert kept
+
+
+def test_a_module_that_is_freed_while_its_weights_live(watched: Watched) -> None:
+    kept = list(watched.model.parameters())
+    del watched.model[2]
+    gc.collect()
+    assert watched.look().weights == watched.look().weights == 2 * LAYER
+    watched.model[1].weight = nn.Parameter(torch.ones(16, 8))
+    assert watched.look().weights == 3 * LAYER
+    assert kept
+
+
+def test_a_buffer_replaced_while_it_lives(watched: Watched) -> None:
+    kept = watched.model[1].scale
+    watched.model[1].scale = torch.ones(7)
+    assert watched.look().buffers == 28
+    watched.model[1]._buffers.clear()
+    assert watched.look().buffers == 0
+    assert kept.numel() == 100
+
+
+def test_the_first_entry_of_a_state_that_grows(watched: Watched) -> None:
+    first = watched.optimizer.state[watched.model[0].weight]
+    kept = first["momentum_buffer"]
+    first["momentum_buffer"] = torch.ones(16, 8)
+    assert watched.look(fresh=False).optimizer == 4 * LAYER
+    first["more"] = torch.ones(8, 8)
+    assert watched.look(fresh=False).optimizer == 5 * LAYER
+    first.clear()
+    assert watched.look(fresh=False).optimizer == 2 * LAYER
+    first["momentum_buffer"] = kept
+    assert watched.look(fresh=False).optimizer == 3 * LAYER
+
+
+def test_a_state_with_an_entry_more(watched: Watched) -> None:
+    watched.optimizer.state["more"] = {"more": torch.ones(8, 8)}
+    assert watched.look(fresh=False).optimizer == 4 * LAYER
+
+
+def test_a_first_entry_that_is_nested_or_long_is_read_each_time(watched: Watched) -> None:
+    first = watched.optimizer.state[watched.model[0].weight]
+    first["history"] = []
+    for count in range(1, 3):
+        first["history"].append(torch.ones(8, 8))
+        assert watched.look(fresh=False).optimizer == (3 + count) * LAYER
+    first["history"] = 7
+    first.update({str(at): torch.ones(8, 8) for at in range(100)})
+    assert watched.look(fresh=False).optimizer == 103 * LAYER
+    first["99"] = torch.ones(16, 8)
+    assert watched.look(fresh=False).optimizer == 104 * LAYER
+
+
+def test_a_state_that_changes_as_it_is_read_anew(watched: Watched) -> None:
+    """What C++ has seen last is then not what the sum is of."""
+    first = watched.optimizer.state[watched.model[0].weight]
+    kept = first["momentum_buffer"]
+    larger = torch.ones(16, 8)
+    for looks in range(20):
+        for momentum, layers in (*[(kept, 3)] * looks, (larger, 4), (kept, 3)):
+            first["momentum_buffer"] = momentum
+            assert watched.look().optimizer == layers * LAYER
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_c_says_the_same_of_gradients_as_python(native_reader: Path, monkeypatch: Any, seed: int) -> None:
+    monkeypatch.setenv("GPUMON_NATIVE", "on")
+    chosen = random.Random(seed)
+    sums = Sum(native_storages.load()), Sum()
+    stores = [torch.ones(chosen.choice((0, 1, 5, 90))) for _ in range(300)]
+    parameters = [nn.Parameter(torch.ones_like(each)) for each in stores]
+    for _ in range(12):
+        for parameter in chosen.sample(parameters, 40):
+            parameter.grad = chosen.choice((None, torch.ones_like(parameter)))
+        for store in chosen.sample(stores, 20):
+            sharing = [each for each in parameters if each.shape == store.shape]
+            chosen.choice(sharing).grad = store
+        for each in sums:
+            each.read(Held(stores[:100]), -1, of=Held(parameters))
+        native, python = sums
+        assert native.native
+        everything = sorted(python.found)
+        owned = set(chosen.sample(everything, len(everything) // 2)) | {identity(parameters[0])}
+        assert native.beyond(owned, array("q", owned)) == python.beyond(owned, array("q"))
+        asked = chosen.choices([*everything, *python.found.values(), 0], k=30)
+        assert [each in native for each in asked] == [each in python for each in asked]
+        assert native.found == python.found
+        assert len(native) >= len(native.found)

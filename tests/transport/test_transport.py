@@ -148,10 +148,14 @@ def test_a_description_takes_a_fiftieth_of_the_training_between_200_us_and_5_ms_
 
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:
     trainer.start()
+    time.sleep(1.2)
+    assert not trainer.tell("called")  # it has only said that it is alive
     assert trainer.ask(wire.CENSUS).accepted
+    assert trainer.tell("called")
     assert trainer.ask(wire.CENSUS).why == "already requested: at the next phase boundary"
     assert not trainer.ask(wire.BLOCKS).accepted  # CUDA did not begin
     assert trainer.tell("requests") == ["census"]
+    assert not trainer.tell("called")
     trainer.tell("steps 1")
     time.sleep(0.5)  # the helper looks ten times a second
     assert trainer.ask(wire.CENSUS).why == "at the next phase boundary"

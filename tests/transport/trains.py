@@ -17,6 +17,7 @@ from gpumon_agent import endpoint, thread_clock, wire
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.quiet_mark import QuietMark
 from gpumon_agent.transport import messages
+from gpumon_agent.transport.memory import CALLED
 from gpumon_agent.transport.trainer import Transport
 
 GIB = 1 << 30
@@ -89,6 +90,11 @@ class Trains:
 
     def helper(self) -> int:
         return self.transport._helper
+
+    def called(self) -> bool:
+        """Whether the helper says that it has a request."""
+        assert self.transport._memory is not None
+        return bool(self.transport._memory.words[CALLED] != self.transport._called)
 
     def requests(self) -> list[str]:
         self.transport.flush()

@@ -24,6 +24,7 @@ from gpumon_agent.attribution.cost_accounting import NO_COLLECTION, Booked, Cost
 from gpumon_agent.attribution.graph import Places
 from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.inventory import Inventory, claim
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.attribution.layers import LayerLedger
 from gpumon_agent.attribution.peak_breakdown import PeakBreakdowns
 from gpumon_agent.attribution.rolling import Rolling
@@ -51,7 +52,7 @@ class LoadedCheckpoints(Protocol):
 
     loads: list[Any]
 
-    def claim(self, device: int, claimed: set[int]) -> int: ...
+    def claim(self, device: int, claimed: Claimed) -> int: ...
     def storages(self) -> list[Any]: ...
 
 

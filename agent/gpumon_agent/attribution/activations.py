@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from gpumon_agent.attribution.graph import HALF, Cast, GraphWalk, Place, Places, TooLarge
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.attribution.saving import READABLE, NodeReader, SavedTensorWatch
 from gpumon_agent.governor import Rest
 from gpumon_agent.storages import plain, untransformed
@@ -171,18 +172,28 @@ class Activations:
                     noted[identity] = known
                     self._newly.append(known)
 
-    def alive(self, index: int, claimed: set[int]) -> list[Alive]:
+    def alive(self, index: int, claimed: Claimed) -> list[Alive]:
         """Claims and returns the live storages on one device that are not in `claimed`."""
         self._newly.clear()
+        others, gradients = claimed.others, claimed.gradients
+        lasting: Container[int] | None = None
         found = []
         gone = []
         for identity, noted in self._noted.items():
             storage = noted()
             if storage is None:
                 gone.append(identity)
-            elif noted.index == index and identity not in claimed:
+                continue
+            if lasting is None:  # mostly all are dead, or none is a weight
+                lasting = () if claimed.lasting.isdisjoint(self._noted) else claimed.lasting
+            if (
+                noted.index == index
+                and identity not in lasting
+                and identity not in others
+                and identity not in gradients
+            ):
                 found.append(Alive(noted.address, storage.nbytes(), noted.place))
-                claimed.add(identity)
+                others.add(identity)
         for identity in gone:
             del self._noted[identity]
         return found

@@ -7,9 +7,10 @@ are views of buckets and count there. Gathered (unsharded) parameters of FSDP an
 hooks and ZeRO's buckets count as buckets. For ZeRO, weights are partitions and master copies, gradients the reduced
 ones.
 Which gradients and gathered parameters there are is read at every call, their storages when they change (kept). The
-lists of parameters and buffers are cached until a `fresh` call, or until one is freed. The sum of optimizer state is
-cached for 16 fresh calls; a changed mark (state object, its size, storages of the first entry) also invalidates it.
-State with nested containers (LBFGS) is not cached. The module list is rebuilt every 64 fresh calls.
+lists of parameters and buffers are cached until a `fresh` call (where C++ is compiled, until one finds another in a
+module's dict), or until one is freed. The sum of optimizer state is cached for 16 fresh calls; a changed mark (state
+object, its size, storages of the first entry) also invalidates it. State with nested containers (LBFGS) is not cached.
+The module list is rebuilt every 64 fresh calls.
 Known limitations: other changes of optimizer state are seen after at most 16 fresh calls; a module added later without
 an optimizer, when the module list is rebuilt; master copies outside of `state` are not found.
 Nothing here keeps a tensor alive.
@@ -18,8 +19,9 @@ Nothing here keeps a tensor alive.
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,7 +33,8 @@ from torch.optim import Optimizer
 from gpumon_agent.attribution import native_storages, zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
-from gpumon_agent.attribution.kept import Living, Sum, place
+from gpumon_agent.attribution.kept import NONE, Claimed, Living, Sum, place
+from gpumon_agent.attribution.native_storages import FirstEntry, Group, Held
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.module_tree import SEARCHED_EVERY
 from gpumon_agent.storages import (
@@ -73,7 +76,12 @@ class _Lasting(NamedTuple):
 
     gathered: set[int]
     """identities claimed before"""
+    owned: set[int]
+    """identities of weights and buffers"""
     claimed: set[int]
+    """those of all"""
+    ids: array[int]
+    """the same"""
     weights: int
     buffers: int
     state: _State
@@ -82,8 +90,9 @@ class _Lasting(NamedTuple):
 class _Sums:
     """Of one device."""
 
-    def __init__(self, native: native_storages.Read | None) -> None:
+    def __init__(self, native: native_storages.Native | None) -> None:
         self.weights, self.buffers, self.gradients, self.views, self.states = (Sum(native) for _ in range(5))
+        self.firsts: list[FirstEntry] = []  # one per optimizer
         self.state: _State | None = None
         self.lasting: _Lasting | None = None
 
@@ -96,12 +105,15 @@ class Inventory:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._inputs: list[weakref.ref[Tensor]] = []
         self._handed = 0  # how many of them were arguments of the forward; they come first
-        self._sums: defaultdict[int, _Sums] = defaultdict(partial(_Sums, native_storages.load()))
+        self._native = native_storages.load()
+        self._sums: defaultdict[int, _Sums] = defaultdict(partial(_Sums, self._native))
         self._state_uses = 0
         self._buckets: dict[int, int] = {}
         self._until_list = 0
-        self._modules: list[weakref.ref[Module]] = []  # those with their own parameters or buffers
-        self._known, self._buffers = Living(), Living()  # parameters and buffers of the last read
+        self._modules: Living[Module] = Living()  # those with their own parameters or buffers
+        self._known: Living[Tensor] = Living()  # parameters of the last read, those of modules first
+        self._of_modules = 0  # how many those are
+        self._buffers: Living[Tensor] = Living()
         self._one_freed = False  # of them, so that others may have come
         self._strays: list[weakref.ref[Tensor]] = []  # optimizers' parameters that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
@@ -111,8 +123,8 @@ class Inventory:
         self._partitioned = False  # ZeRO 3 partitions some parameters
         self.views: set[int] = set()
         """ids of parameters whose gradients are views of DDP buckets"""
-        self.claimed: set[int] = set()
-        """Identities of the storages counted by the last call of `owners`."""
+        self.claimed = Claimed()
+        """The storages counted by the last call of `owners`."""
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
         if all(known() is not model for known in self._models):
@@ -162,12 +174,12 @@ class Inventory:
         self._until_list -= fresh
         parameters = self._parameters(fresh=fresh)
         sums = self._sums[index]
-        gathered: set[int] = set()  # a parameter gathered by FSDP2 replaces its shard in the module
+        gathered = Claimed()  # a parameter gathered by FSDP2 replaces its shard in the module
         gathered_bytes = claim(self.gathered(), gathered, index)
-        lasting = self._lasting(sums, parameters, gathered, index, fresh)
-        self.claimed = claimed = lasting.claimed.copy()
-        beside = claim(self._of_hooks_and_zero(), claimed, index)
-        gradients, viewed = self._gradients(parameters, claimed, index)
+        lasting = self._lasting(sums, parameters, gathered.others, index, fresh)
+        self.claimed = claimed = Claimed(lasting.claimed)
+        beside = claim(self._of_hooks_and_zero(), claimed, index) if self._ddp or self._zero else 0
+        gradients, viewed = self._gradients(parameters, claimed, lasting.ids, index)
         return Owners(
             weights=lasting.weights,
             buffers=lasting.buffers,
@@ -181,8 +193,7 @@ class Inventory:
         """The same for models with too many tensors for one step, from the sums of `Rolling`."""
         index = index_of(device)
         inputs = [each for each in _alive(self._inputs) if not isinstance(each, Parameter)]
-        claimed: set[int] = set()
-        self.claimed = claimed
+        self.claimed = claimed = Claimed()
         gradients = claim((g for each in inputs if each.is_leaf and (g := each.grad) is not None), claimed, index)
         return Owners(
             weights=sums["weights"],
@@ -210,10 +221,10 @@ class Inventory:
         """
         if fleeting:
             yield from (("buckets", tensor, None) for tensor in self.gathered())
-        parameters = self._parameters(fresh=lasting)
+        parameters = self._parameters(fresh=lasting).some()
         if lasting:
             yield from (("weights", parameter, None) for parameter in parameters)
-            yield from (("buffers", buffer, None) for buffer in self._each_buffer())
+            yield from (("buffers", buffer, None) for buffer in self._each_buffer().some())
             for optimizer in _alive(self._optimizers):
                 yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
             yield from (("buckets", tensor, None) for tensor in self._of_hooks_and_zero())
@@ -230,7 +241,7 @@ class Inventory:
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(parameter, its gradient)"""
-        for parameter in self._parameters(fresh=False):
+        for parameter in self._parameters(fresh=False).some():
             if (gradient := parameter.grad) is not None:
                 yield parameter, gradient
 
@@ -258,44 +269,45 @@ class Inventory:
         return None if any(None in mark for _, mark, _ in marks) else marks
 
     @property
-    def weights(self) -> set[int]:
+    def weights(self) -> Set[int]:
         """Identities of the storages of weights and buffers, from the last calls of `owners`."""
-        found: set[int] = set()
-        for sums in self._sums.values():
-            found.update(sums.weights.found, sums.buffers.found)
-            if sums.lasting is not None:
-                found -= sums.lasting.gathered
-        return found
+        found = [sums.lasting.owned for sums in self._sums.values() if sums.lasting is not None]
+        return found[0] if len(found) == 1 else set().union(*found)
 
     def references(self) -> tuple[_Refs[Module], _Refs[Tensor], _Refs[Any], _Refs[Optimizer]]:
         """Modules with tensors, optimizers' parameters outside of them, FSDPParams, optimizers."""
-        if not self._modules and not self._strays:
+        if not self._modules.references and not self._strays:
             self._list()
-        return self._modules, self._strays, self._sharded, self._optimizers
+        return self._modules.references, self._strays, self._sharded, self._optimizers
 
     def input_storages(self) -> set[int]:
         """Identities of the live tensors passed to the newest forward. Without those found in the callers' variables:
         a leak that grows there would be taken for a part of the batch."""
         return {identity for tensor in _alive(self._inputs[: self._handed]) for identity, _, _ in storages(tensor)}
 
-    def _each_buffer(self, *, fresh: bool = True) -> list[Tensor]:
+    def _each_buffer(self, *, fresh: bool = True) -> Living[Tensor]:
         """All buffers. Without `fresh` from the cache, if all are alive."""
-        if not fresh:
-            known = self._buffers.all()
-            if known is not None:
-                return known
-            self._one_freed = True
-        found = [
-            buffer
-            for reference in self._modules
-            if (module := reference()) is not None
-            for buffer in module._buffers.values()
-            if buffer is not None
-        ]
-        self._buffers.keep(found)
-        return found
+        known = self._buffers
+        if known.live and (not fresh or self._same("_buffers", known, len(known.ids))):
+            return known
+        self._one_freed |= not fresh
+        modules = self._living_modules()
+        known.keep([each for module in modules for each in module._buffers.values() if each is not None])
+        return known
 
-    def _lasting(self, sums: _Sums, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Lasting:
+    def _living_modules(self) -> list[Module]:
+        living = self._modules.some()
+        if self._modules.freed:
+            self._modules = Living(living)
+        return living
+
+    def _same(self, name: str, known: Living[Tensor], count: int) -> bool:
+        """Whether C++ says that the modules' dicts of that name have the first `count` of `known`, and no others."""
+        return self._native is not None and self._native.same(self._modules, name, known, count)
+
+    def _lasting(
+        self, sums: _Sums, parameters: Living[Tensor], gathered: set[int], index: int, fresh: bool
+    ) -> _Lasting:
         buffers = self._each_buffer(fresh=fresh)
         look, self._one_freed = fresh or self._one_freed, False
         changed = sums.weights.read(parameters, index, look=look)
@@ -305,26 +317,42 @@ class Inventory:
         if kept is None or changed or kept.state is not state or kept.gathered != gathered:
             claimed = gathered.copy()
             own = sums.weights.claim(claimed), sums.buffers.claim(claimed)
-            kept = sums.lasting = _Lasting(gathered, claimed | state.claimed, *own, state)
+            both = claimed | state.claimed
+            kept = sums.lasting = _Lasting(gathered, claimed - gathered, both, array("q", both), *own, state)
         return kept
 
     def _state(self, sums: _Sums, gathered: set[int], index: int, fresh: bool) -> _State:
         optimizers = list(_alive(self._optimizers))
-        mark = tuple([_state_mark(optimizer) for optimizer in optimizers])
+        same = self._same_state(sums, optimizers)
         self._state_uses += fresh
         kept = sums.state
+        if same and kept is not None and self._state_uses < _STATE_EVERY_FRESH:
+            return kept
+        mark = tuple([_state_mark(optimizer) for optimizer in optimizers])
         if kept is None or kept.mark != mark or None in mark or self._state_uses >= _STATE_EVERY_FRESH:
             self._state_uses = 0
             before = {*sums.weights.found, *sums.buffers.found} - gathered
             claimed = before.copy()
-            sums.states.read([tensor for optimizer in optimizers for tensor in state_tensors(optimizer)], index)
+            sums.states.read(Held([each for optimizer in optimizers for each in state_tensors(optimizer)]), index)
             total = sums.states.claim(claimed)
             sums.state = kept = _State(mark, frozenset(claimed - before), total)
         return kept
 
+    def _same_state(self, sums: _Sums, optimizers: list[Optimizer]) -> bool:
+        """Whether C++ says that no mark has changed since the last call, for the same device."""
+        if self._native is None:
+            return False
+        if len(sums.firsts) != len(optimizers):
+            sums.firsts = [FirstEntry(self._native) for _ in optimizers]
+            return False
+        pairs = zip(sums.firsts, optimizers, strict=True)
+        same = [first.same(stepping(optimizer).state) for first, optimizer in pairs]  # of each: they note what they see
+        return all(same)
+
     def _list(self) -> None:
         """Walks all modules of all models, and keeps flat lists for later calls."""
-        self._modules, self._strays, self._ddp, self._sharded, self._flat, self._zero = [], [], [], [], [], []
+        self._strays, self._ddp, self._sharded, self._flat, self._zero = [], [], [], [], []
+        modules: list[Module] = []
         self.views = set()
         seen: set[int] = set()
         for model in _alive(self._models):
@@ -333,7 +361,7 @@ class Inventory:
                     continue
                 seen.add(id(module))
                 if module._parameters or module._buffers:
-                    self._modules.append(weakref.ref(module))
+                    modules.append(module)
                 if type(module).__name__ == "DistributedDataParallel":
                     self._ddp.append(weakref.ref(module))
                     if getattr(module, "gradient_as_bucket_view", False):
@@ -344,8 +372,10 @@ class Inventory:
                 flat = flat_parameter(module)
                 if flat is not None:
                     self._flat.append(weakref.ref(flat))
+        self._modules = Living(modules)
         self._partitioned = False
-        parameters = self._parameters()
+        self._known.forget()
+        parameters = self._parameters().some()
         self._partitioned = any(zero.partition(parameter) is not None for parameter in parameters)
         owned = {id(parameter) for parameter in parameters}
         for optimizer in _alive(self._optimizers):
@@ -354,20 +384,20 @@ class Inventory:
         self._known.forget()
         self._buffers.forget()
 
-    def _parameters(self, *, fresh: bool = True) -> list[Tensor]:
+    def _parameters(self, *, fresh: bool = True) -> Living[Tensor]:
         """All parameters. Without `fresh` from the cache, if all are alive and neither FSDP nor ZeRO is used."""
-        if not fresh and not self._sharded and not self._flat and not self._zero:
-            known = self._known.all()
-            if known is not None:
+        known = self._known
+        cached = not (self._sharded or self._flat or self._zero)
+        if cached and known.live:
+            if not fresh or (not self._partitioned and self._same("_parameters", known, self._of_modules)):
                 return known
-            self._one_freed = True
+        elif not fresh:
+            self._one_freed |= cached
+        modules = self._living_modules()
         found: list[Tensor] = [
-            parameter
-            for reference in self._modules
-            if (module := reference()) is not None
-            for parameter in module._parameters.values()
-            if parameter is not None
+            parameter for module in modules for parameter in module._parameters.values() if parameter is not None
         ]
+        self._of_modules = len(found)
         found += [sharded.sharded_param for sharded in _alive(self._sharded)]
         found += [flat._local_shard for flat in _alive(self._flat) if hasattr(flat, "_local_shard")]
         found += _alive(self._strays)
@@ -375,14 +405,11 @@ class Inventory:
             found += [part for parameter in found if (part := zero.partition(parameter)) is not None]
         for optimizer in _alive(self._zero):
             found += zero.masters(optimizer)
-        self._known.keep(found)
-        return found
+        known.keep(found)
+        return known
 
-    def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
+    def _gradients(self, parameters: Living[Tensor], claimed: Claimed, ids: array[int], index: int) -> tuple[int, int]:
         """Bytes of gradients with their own storage, and of the storages that the others are views of."""
-        viewed, others = self.views, parameters
-        if viewed:
-            others = [each for each in parameters if id(each) not in viewed]
         owned: list[Tensor] = []
         for sharded in _alive(self._sharded):
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
@@ -393,10 +420,23 @@ class Inventory:
         for optimizer in _alive(self._zero):
             owned += zero.gradients(optimizer)
         owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
-        sums = self._sums[index]
-        sums.gradients.read(owned, index, of=others)
-        sums.views.read([], index, of=[each for each in parameters if id(each) in viewed] if viewed else [])
-        return sums.gradients.claim(claimed), sums.views.claim(claimed)
+        sums, viewed = self._sums[index], self.views
+        others: Group[Tensor] = parameters
+        if viewed:
+            listed = parameters.some()
+            others = Held([each for each in listed if id(each) not in viewed])
+            sums.views.read(NONE, index, of=Held([each for each in listed if id(each) in viewed]))
+        sums.gradients.read(Held(owned) if owned else NONE, index, of=others)
+        found = sums.gradients
+        if claimed.others:
+            total = sum([nbytes for identity, nbytes in found.found.items() if identity not in claimed])
+        else:
+            total = found.beyond(claimed.lasting, ids)
+        if len(found):
+            claimed.gradients = found
+        views = {each: n for each, n in sums.views.found.items() if each not in claimed} if viewed else {}
+        claimed.others.update(views)
+        return total, sum(views.values())
 
     def _bucket_bytes(self, index: int, *, fresh: bool) -> int:
         """Bucket sizes from DDP's logger: 13 µs. With gradient_as_bucket_view the views may temporarily show more."""
@@ -434,7 +474,7 @@ def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
     return (target for reference in references if (target := reference()) is not None)
 
 
-def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
+def claim(tensors: Iterable[Tensor], claimed: Claimed, index: int) -> int:
     """Claims all unclaimed storages of `tensors` on one device, and returns their bytes.
 
     Skips empty storages: FSDP1 frees them at every gathering, and their identity may be reused.
@@ -446,12 +486,12 @@ def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
                 storage = tensor.untyped_storage()
                 identity = storage._cdata
                 if identity not in claimed and (nbytes := storage.nbytes()):
-                    claimed.add(identity)
+                    claimed.others.add(identity)
                     total += nbytes
         else:
             for identity, nbytes, device in storages(tensor):
                 if nbytes and identity not in claimed and index_of(device) == index:
-                    claimed.add(identity)
+                    claimed.others.add(identity)
                     total += nbytes
     return total
 

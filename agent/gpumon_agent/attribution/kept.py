@@ -4,106 +4,165 @@ Storages are read again when one of them was freed, or a tensor of their list ha
 all of them live, no other storage is at the address of one. Lists with tensors without an address (sparse ones,
 DTensors) are read at each look. Nothing here keeps a tensor alive.
 Cost: 0.2 µs per tensor while nothing changes, nothing without `look`; 1.3 µs per tensor to read. Where C++ is compiled
-(storages.cpp), storages are read at each look, for 0.02 µs per tensor.
+(storages.cpp), storages are read at each look, for 0.02 µs per tensor, five times that if the caches are cold.
 """
 
 from __future__ import annotations
 
 import weakref
 from array import array
+from collections.abc import Container, Iterable, Set
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gpumon_agent.attribution.native_storages import Read
+from gpumon_agent.attribution.native_storages import Group, Held, Native, Words
 from gpumon_agent.guard import pass_on
 from gpumon_agent.storages import has_storage, plain, storages
 
 _PLAIN = frozenset((Tensor, Parameter))
 _identity = attrgetter("_cdata")
 _nbytes = torch.UntypedStorage.nbytes
-NONE: list[Tensor] = []
+_ASKED = 16  # so often a dict of storages is not yet worth its making
+T = TypeVar("T")
 
 
-class Living:
-    """A list of tensors, as long as all of them live."""
+class Living(Generic[T]):
+    """A list of objects, as long as all of them live."""
 
-    def __init__(self) -> None:
-        self._freed: list[object] = []  # appended to as one of them is freed, in any thread
-        self._references: list[weakref.ref[Tensor]] | None = None
+    def __init__(self, objects: Iterable[T] = ()) -> None:
+        self.freed: list[object] = []
+        """appended to as one of them is freed, in any thread"""
+        self.ids = array("Q")
+        self.references: list[weakref.ref[T]] = []
+        self._kept = False
+        self._keep(list(objects))
 
-    def keep(self, tensors: list[Tensor]) -> None:
-        known = self.all()
-        if known is None or len(known) != len(tensors) or not all(map(is_, known, tensors)):
-            freed: list[object] = []
-            self._freed = freed
-            self._references = [weakref.ref(tensor, freed.append) for tensor in tensors]
+    @property
+    def live(self) -> bool:
+        """Whether a list is kept, and none of it was freed."""
+        return self._kept and not self.freed
 
-    def all(self) -> list[Tensor] | None:
-        """None if one was freed, or none are kept yet."""
-        if self._references is None:
-            return None
-        found: list[Any] = [reference() for reference in self._references]
-        return None if self._freed else found
+    def keep(self, objects: list[T]) -> None:
+        known = self.some()
+        if not self.live or len(known) != len(objects) or not all(map(is_, known, objects)):
+            self._keep(objects)
+        self._kept = True
 
-    def some(self) -> list[Tensor]:
+    def some(self) -> list[T]:
         """Those that live."""
-        return [tensor for reference in self._references or () if (tensor := reference()) is not None]
+        found: list[Any] = [reference() for reference in self.references]
+        return [each for each in found if each is not None] if self.freed else found
 
     def forget(self) -> None:
-        self._references = None
+        self._kept = False
+
+    def _keep(self, objects: list[T]) -> None:
+        freed: list[object] = []
+        self.freed, self.ids = freed, array("Q", map(id, objects))
+        self.references = [weakref.ref(each, freed.append) for each in objects]
+
+
+NONE: Held[Tensor] = Held()
+
+
+class Claimed:
+    """Identities of the storages that have an owner, by how long they are likely to have it."""
+
+    __slots__ = ("gradients", "lasting", "others")
+
+    def __init__(self, lasting: Set[int] = frozenset()) -> None:
+        self.lasting = lasting
+        """not changed here: shared by all claims while nothing changes"""
+        self.gradients: Container[int] = ()
+        """likewise"""
+        self.others: set[int] = set()
+
+    def __contains__(self, identity: int) -> bool:
+        return identity in self.others or identity in self.gradients or identity in self.lasting
+
+    def isdisjoint(self, identities: Set[int]) -> bool:
+        return (
+            self.others.isdisjoint(identities)
+            and self.lasting.isdisjoint(identities)
+            and not any(identity in self.gradients for identity in identities)
+        )
 
 
 class Sum:
     """The storages of a list of tensors on one device, and of the gradients of a list of parameters."""
 
-    def __init__(self, native: Read | None = None) -> None:
-        self._native = native
-        self.found: dict[int, int] = {}
-        """identity → bytes, without empty ones"""
-        self._total = 0
-        self._words: array[int] | None = None  # as `native` found them. None: it did not
+    def __init__(self, native: Native | None = None) -> None:
+        self._words = native and Words(native)
+        self.native = False
+        """whether the last call read in C++"""
+        self._found: dict[int, int] | None = {}
+        self._asked = 0
         self._mark: object = None  # the length of the list, and the first tensor's storage
         self._addresses: list[int] | None = None  # of the tensors; None: some have none
         self._freed: list[object] = []
         self._references: list[weakref.ref[Any]] = []
+        self._beyond: tuple[Set[int], int] | None = None
 
-    def read(self, tensors: list[Tensor], index: int, *, of: list[Tensor] = NONE, look: bool = True) -> bool:
+    def read(self, tensors: Group[Tensor], index: int, *, of: Group[Tensor] = NONE, look: bool = True) -> bool:
         """Whether other storages were found. `of`: parameters, whose gradients count, too. Without `look` (and C++) a
         change is noticed only if one is freed, or the list's length or first tensor differs."""
-        words = self._native and self._native(tensors, of, index)
-        if words is not None:
-            return self._take(words)
-        self._words = None
-        tensors = tensors + [gradient for each in of if (gradient := each.grad) is not None]
+        changed = self._words and self._words.read(tensors, of, index)
+        if self._words and changed is not None:
+            if changed or not self.native:  # no address is compared: same identity and bytes count the same
+                self.native, self._mark, self._addresses, self._references = True, None, None, []
+                self._take(None)
+                return True
+            return False
+        self.native = False
+        listed = [*tensors.some()] + [gradient for each in of.some() if (gradient := each.grad) is not None]
         if self._freed or (look and self._addresses is None):
             same = False
         elif look:
-            same = _addresses(tensors) == self._addresses
+            same = _addresses(listed) == self._addresses
         else:
-            same = _mark(tensors) == self._mark
+            same = _mark(listed) == self._mark
         if not same:
-            self._read(tensors, index)
+            self._read(listed, index)
         return not same
 
-    def _take(self, words: array[int]) -> bool:
-        """No address is compared: a storage with the same identity and bytes counts the same."""
-        if words == self._words:
-            return False
-        self._words, self._mark, self._addresses, self._references = words, None, None, []
-        self.found = dict(zip(words[::2], words[1::2], strict=True))
-        self._total = sum(self.found.values())
-        return True
+    def _take(self, found: dict[int, int] | None) -> None:
+        self._found, self._asked, self._beyond = found, 0, None
+
+    @property
+    def found(self) -> dict[int, int]:
+        """identity → bytes, without empty ones"""
+        if self._found is None:
+            self._found = self._words.found() if self._words else {}
+        return self._found
+
+    def __len__(self) -> int:
+        return self._words.count if self._found is None and self._words else len(self.found)
+
+    def __contains__(self, identity: object) -> bool:
+        self._asked += 1
+        if self._found is None and self._asked < _ASKED and self._words:
+            return self._words.has(identity)
+        return identity in self.found
+
+    def beyond(self, owned: Set[int], ids: array[int]) -> int:
+        """Bytes of those that are not `owned`, which does not change later, and has these `ids`."""
+        if self._beyond is None or self._beyond[0] is not owned:
+            total = self._words.beyond(ids) if self.native and self._words else -1
+            if total < 0:
+                total = sum([nbytes for identity, nbytes in self.found.items() if identity not in owned])
+            self._beyond = owned, total
+        return self._beyond[1]
 
     def claim(self, claimed: set[int]) -> int:
         """Claims the unclaimed storages, and returns their bytes."""
         found = self.found
         if claimed.isdisjoint(found):
             claimed.update(found)
-            return self._total
+            return sum(found.values())
         new = found.keys() - claimed
         claimed |= new
         return sum([found[identity] for identity in new])
@@ -117,8 +176,7 @@ class Sum:
         held: list[Any] = list(map(Tensor.untyped_storage, parts))
         self._references = [weakref.ref(storage, freed.append) for storage in held]
         each = zip(map(_identity, held), map(_nbytes, held), map(Tensor.get_device, parts), strict=True)
-        self.found = {identity: nbytes for identity, nbytes, where in each if nbytes and where == index}
-        self._total = sum(self.found.values())
+        self._take({identity: nbytes for identity, nbytes, where in each if nbytes and where == index})
 
 
 def _addresses(tensors: list[Tensor]) -> list[int] | None:

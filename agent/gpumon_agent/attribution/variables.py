@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from gpumon_agent import wire
 from gpumon_agent.attribution import caller_frames
 from gpumon_agent.attribution.inventory import claim
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.naming import dict_words, instance_dict, place, stored_at
 
 FRAMES_MAX = 8
@@ -76,7 +77,7 @@ class Variables:
         """The sums of large containers, which are reused until then."""
         self._kept.clear()
 
-    def held(self, claimed: set[int], device: int, *, graphs: bool) -> HeldByVariables:
+    def held(self, claimed: Claimed, device: int, *, graphs: bool) -> HeldByVariables:
         """Claims the variables' storages on `device` (as returned by Tensor.get_device()).
 
         `graphs`: include tensors with a graph.
@@ -91,18 +92,18 @@ class Variables:
         named.sort(key=lambda each: -each[0])
         return HeldByVariables(total, tuple(_holder(found) for _, found in named[:NAMED_MAX]))
 
-    def _claim(self, found: list[Tensor], claimed: set[int], device: int, *, graphs: bool) -> int:
+    def _claim(self, found: list[Tensor], claimed: Claimed, device: int, *, graphs: bool) -> int:
         if len(found) < _MANY:
             return claim(_own(found, device, graphs=graphs), claimed, device)
         ends = found[0], found[-1]
         addresses = (each.data_ptr() for each in _own(ends, device, graphs=True))
         mark = (graphs, device, len(found), *map(id, ends), *addresses)
         kept = self._kept.get(mark)
-        if kept is None or not kept[0].isdisjoint(claimed):
-            new = claimed.copy()
-            nbytes = claim(_own(found, device, graphs=graphs), new, device)
-            kept = self._kept[mark] = frozenset(new - claimed), nbytes
-        claimed |= kept[0]
+        if kept is None or not claimed.isdisjoint(kept[0]):
+            before = claimed.others.copy()
+            nbytes = claim(_own(found, device, graphs=graphs), claimed, device)
+            kept = self._kept[mark] = frozenset(claimed.others - before), nbytes
+        claimed.others |= kept[0]
         return kept[1]
 
 

@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames
+from gpumon_agent.attribution.kept import Claimed
 from gpumon_agent.guard import protect
 from gpumon_agent.patching import Patches
 from gpumon_agent.registry import REGISTRY
@@ -152,7 +153,7 @@ class Loads:
                 del gone.load.followed[gone.identity]
         return bool(self.loads)
 
-    def claim(self, device: int, claimed: set[int]) -> int:
+    def claim(self, device: int, claimed: Claimed) -> int:
         """Claims all unclaimed storages of loads on a device, and returns their bytes."""
         total = 0
         if self.settle():
@@ -164,7 +165,7 @@ class Loads:
                 load.owned |= {identity for identity, _ in here if identity in claimed}
                 for identity, each in here:
                     if identity not in claimed:
-                        claimed.add(identity)
+                        claimed.others.add(identity)
                         total += each.nbytes
         return total
 
