@@ -339,9 +339,14 @@ class Governor:
         self._ledger_at = self.steps
 
     @property
+    def knows_hooks(self) -> bool:
+        """Whether the hooks of a quiet step were timed often enough for a first figure."""
+        return len(self._idle) >= KNOWN_AFTER
+
+    @property
     def _hooks_ns(self) -> int:
         """Of a quiet step. 0: not known."""
-        return _median(self._idle) if len(self._idle) >= KNOWN_AFTER else 0
+        return _median(self._idle) if self.knows_hooks else 0
 
     @property
     def _due_ns(self) -> float:

@@ -1082,7 +1082,10 @@ class Phases:
         elif not wakes:
             times = mark.idle and self.time_idle is not None
             waits = (looks or self.works) and self._asked()
-            self._ask_due_ns = now + _ASK_NS if times or waits or not mark.hears else NEVER_NS
+            if waits or not mark.hears or (times and not self._governor.knows_hooks):
+                self._ask_due_ns = now + _ASK_NS
+            else:
+                self._ask_due_ns = now + _LOOK_NS if times else NEVER_NS
             self._set_due()
             self._quiet_ns += monotonic_ns() - began
             if times:
