@@ -92,15 +92,17 @@ int64_t gpumon_storages(PyObject* const* tensors, int64_t count, PyObject* freed
     for (int64_t first = 0; first < count; first += AT_ONCE) {
       const auto some = std::min(AT_ONCE, count - first);
       for (int64_t at = 0; at < some; ++at) fetch(tensors[first + at], 0, impl_at);
-      for (int64_t at = 0; at < some; ++at) fetch_tensor(next[at] = impl_of(tensors[first + at], impl_at));
+      for (int64_t at = 0; at < some; ++at) {
+        const auto* type = type_of(tensors[first + at]);
+        if (type != types[0] && type != types[1]) return -1;
+        fetch_tensor(next[at] = impl_of(tensors[first + at], impl_at));
+      }
       if (gradients) {
         for (int64_t at = 0; at < some; ++at) fetch(next[at]->autograd_meta(), 0, 40);
         for (int64_t at = 0; at < some; ++at) fetch_tensor(next[at] = gradient(*next[at]));
       }
       for (int64_t at = 0; at < some; ++at) fetch(storage_of(*next[at]), 48, 56);
       for (int64_t at = 0; at < some; ++at) {
-        const auto* type = type_of(tensors[first + at]);
-        if (type != types[0] && type != types[1]) return -1;
         if (gradients && next[at] == c10::UndefinedTensorImpl::singleton()) continue;
         if (!add(*next[at], device, end, changed)) return -1;
       }
