@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.quiet_mark import Note, Shaped, Shapes, phase_of
 from gpumon_agent.wire import BETWEEN, BOUND, SHAPES_MAX, NumberedEvent, Phase, QuietEnd, QuietPeak, Step
 
@@ -148,5 +149,6 @@ def encoded(record: bytes) -> Iterable[bytes]:
         return (record,)
     try:
         return [_encode(event) for event in _decode(record).events()]
-    except msgspec.DecodeError:
+    except msgspec.DecodeError as error:
+        pass_on(error)
         return (b"",)  # no event: viewers notice the gap in the numbers
