@@ -68,7 +68,7 @@ WARM_STEPS = 200  # gpumon reads the first 100
 FORWARDS = 300  # of a rollout
 NEAR_LAYERS = 20  # the first and the last of a model, if it has three times as many
 TURN_S = 0.005
-SENT_S = 0.5  # where all is read: it is sent every 500 ms, and at the end of a turn
+SENT_S = 0.5  # where all is read: it is sent every 500 ms; here at the end of a turn
 CLOCKS = (time.process_time, time.perf_counter)
 Turn = list[tuple[float, float]]
 """of each of `CLOCKS`: seconds of a step, and how many of them are between its first and last layers"""
@@ -287,7 +287,7 @@ def child(way: str, kind: str, seconds: float) -> None:
             if wanted != now_in:
                 put(in_place=wanted)
                 now_in = wanted
-                run(settling, scope if wanted else nullcontext)
+                run(settling, scope if wanted else nullcontext, send if wanted else int)
             turns[wanted].append(run(steps, scope if wanted else nullcontext, send if wanted else int))
         rounds.append(turns)
         if kind == "rollout" and not len(rounds) % (FORWARDS // steps):
@@ -355,6 +355,7 @@ class Watched:
             governor = self.phases._governor
             type(governor)._decide = lambda self: None
             governor.read_every, governor._ledger_at, governor._ledger_until_ns = 1, FAR, FAR
+            sys.modules[type(self.phases).__module__]._NOTES_TOGETHER_NS = FAR  # type: ignore[attr-defined]
             self.phases.read_soon()
 
     def put(self, *, in_place: bool) -> None:
@@ -381,9 +382,9 @@ class Watched:
             phases._set_due()
 
     def send(self) -> None:
-        """What has been read, as the agent does every 500 ms. Else the turn would end before that is paid for."""
+        """What has been read, as the agent does every 500 ms: once in a turn, however long that takes."""
         if self.phases._noting:
-            self._agent.flush()
+            self.phases._do_noted()
 
     def _later(self, by_ns: int) -> None:
         """What is due at some time is due later: time without hooks does not count."""
