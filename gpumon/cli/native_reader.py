@@ -19,7 +19,7 @@ OLDEST_TORCH = (2, 9)
 PATIENCE_S = 60.0
 _LOADS = """import sys, torch, ctypes
 each = ctypes.PyDLL(sys.argv[1])
-each.gpumon_boundary, each.gpumon_hook, each.gpumon_storages"""
+each.gpumon_boundary, each.gpumon_hook, each.gpumon_read"""
 
 
 class NotBuilt(Exception):

@@ -303,7 +303,7 @@ class Accounts:
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
-        activations = sum([each.nbytes for each in saved])
+        activations = saved.nbytes
         if self._activations.walked:  # not before: a walk that is too slow would leave zeros
             self._layers.note(device, saved, activations)
         tracked = where.type != "cuda" or tracks_blocks()

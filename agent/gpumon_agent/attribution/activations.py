@@ -17,15 +17,18 @@ Nothing here keeps a tensor or a graph alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable
+from array import array
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gpumon_agent.attribution import native_storages
 from gpumon_agent.attribution.graph import HALF, Cast, GraphWalk, Place, Places, TooLarge
-from gpumon_agent.attribution.kept import Claimed
+from gpumon_agent.attribution.kept import NO_STORAGES, Claimed, Storages
+from gpumon_agent.attribution.native_storages import LivingStorages
 from gpumon_agent.attribution.saving import READABLE, NodeReader, SavedTensorWatch
 from gpumon_agent.governor import Rest
 from gpumon_agent.storages import plain, untransformed
@@ -34,6 +37,7 @@ WALK_NS = 7_000_000
 REST_MAX = 32
 """sampled steps without a walk, or turns without a breakdown of the peak"""
 _REPORTED_AT = 4  # skipped steps from which a notice is sent: a single slow walk is not worth one
+_FEW = 16  # live storages, each of which is looked up among those that have an owner
 _STRIDED = torch.strided
 _transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -51,6 +55,23 @@ class Alive(NamedTuple):
     place: Place | None
 
 
+class Saved:
+    """The activations on one device at a boundary."""
+
+    def __init__(self, storages: Storages, nbytes: int, noted: Mapping[int, _Noted]) -> None:
+        self.storages = storages
+        self.nbytes = nbytes
+        self._noted = noted
+
+    def __iter__(self) -> Iterator[Alive]:
+        for identity, nbytes in self.storages.by_identity.items():
+            noted = self._noted[identity]
+            yield Alive(noted.address, nbytes, noted.place)
+
+
+NOTHING = Saved(NO_STORAGES, 0, {})
+
+
 class Activations:
     """Saved storages of the models' graphs. `limited`: walks are limited in time (the governor is on)."""
 
@@ -66,7 +87,9 @@ class Activations:
         self._copied: dict[int, Cast] = {}  # all copies by training forwards so far, saved by a node or not
         self._tell = tell
         self._budget_ns = WALK_NS if limited else None
-        self._noted: dict[int, _Noted] = {}  # by the storage's identity
+        native = native_storages.load()
+        self._noted: dict[int, _Noted] = {}  # by the storage's identity; shared with `Saved`
+        self._living = native and LivingStorages(native)
         self._newly: list[_Noted] = []  # since the last boundary
         self._walked: tuple[int, int] = (0, -1)  # thread, sequence number of the newest walked node
         self._rest = Rest(REST_MAX)
@@ -157,46 +180,67 @@ class Activations:
 
     def _note(self, saved: Iterable[tuple[Tensor, Place | None]], weights: Container[int]) -> None:
         noted = self._noted
+        new: dict[int, _Noted] = {}
         for tensor, place in saved:
             if _transformed(tensor):
                 tensor = untransformed(tensor)
             for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
                 storage = part.untyped_storage()
                 identity = storage._cdata
-                if identity in weights:
+                if identity in weights or identity in new:
                     continue
                 known = noted.get(identity)
                 if known is None or known() is None:
-                    known = _Noted(storage)
+                    new[identity] = known = _Noted(storage)
                     known.address, known.index, known.place = storage.data_ptr(), part.get_device(), place
-                    noted[identity] = known
-                    self._newly.append(known)
+        self._newly += new.values()
+        if noted.keys().isdisjoint(new):
+            noted.update(new)
+        else:  # an identity is used again
+            self._noted = noted | new
+        if self._living is not None:
+            self._living.add(new, list(new.values()))
 
-    def alive(self, index: int, claimed: Claimed) -> list[Alive]:
-        """Claims and returns the live storages on one device that are not in `claimed`."""
+    def alive(self, index: int, claimed: Claimed) -> Saved:
+        """Claims the live storages on one device that are not in `claimed`."""
         self._newly.clear()
-        others, gradients = claimed.others, claimed.gradients
-        lasting: Container[int] | None = None
-        found = []
-        gone = []
-        for identity, noted in self._noted.items():
-            storage = noted()
-            if storage is None:
-                gone.append(identity)
-                continue
-            if lasting is None:  # mostly all are dead, or none is a weight
-                lasting = () if claimed.lasting.isdisjoint(self._noted) else claimed.lasting
-            if (
-                noted.index == index
-                and identity not in lasting
-                and identity not in others
-                and identity not in gradients
-            ):
-                found.append(Alive(noted.address, storage.nbytes(), noted.place))
-                others.add(identity)
-        for identity in gone:
-            del self._noted[identity]
-        return found
+        saved = NOTHING
+        if self._noted:
+            saved = self._found(index, claimed) or self._looked_up(index, claimed)
+        claimed.activations = saved.storages
+        return saved
+
+    def _looked_up(self, index: int, claimed: Claimed) -> Saved:
+        self._living = None  # C++ has forgotten the dead
+        self._noted = {identity: noted for identity, noted in self._noted.items() if noted() is not None}
+        found = {
+            identity: storage.nbytes()
+            for identity, noted in self._noted.items()
+            if noted.index == index and (storage := noted()) is not None and identity not in claimed
+        }
+        return Saved(Storages(found), sum(found.values()), self._noted)
+
+    def _found(self, index: int, claimed: Claimed) -> Saved | None:
+        """The same in C++. None: it cannot."""
+        noted, living = self._noted, self._living
+        if living is None:
+            return None
+        taken = noted.keys() & claimed.others
+        read = living.read(index, array("q", taken))
+        if read is None:
+            return None
+        found, nbytes = read
+        if len(living) < len(noted) // 2:
+            noted = self._noted = {identity: noted[identity] for identity in living.identities()}
+            living.keep(noted.values())
+        storages = Storages(found)
+        few = len(storages) < _FEW
+        if few or len(claimed.gradients) or not claimed.lasting.isdisjoint(noted):
+            owned = [identity for identity in storages.by_identity if identity in claimed]
+            if owned:
+                again = living.read(index, array("q", [*taken, *owned]))
+                return again and Saved(Storages(again[0]), again[1], noted)
+        return Saved(storages, nbytes, noted)
 
     def living(self, index: int) -> list[Alive]:
         """All recorded live storages on one device. Claims nothing."""

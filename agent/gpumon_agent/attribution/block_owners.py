@@ -92,7 +92,7 @@ class BlockOwners:
             del blocks[address]
         self._lasting[device] = _Lasting(blocks, _sums(ledger))
 
-    def blocks(self, ledger: wire.Ledger, device: int, saved: list[Alive], places: Places) -> Blocks:
+    def blocks(self, ledger: wire.Ledger, device: int, saved: Iterable[Alive], places: Places) -> Blocks:
         """All blocks with an owner or saved by autograd, consistent with `ledger`."""
         lasting = self._lasting.get(device)
         self._uses += 1

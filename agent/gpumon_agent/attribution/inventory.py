@@ -34,7 +34,7 @@ from gpumon_agent.attribution import native_storages, zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
 from gpumon_agent.attribution.kept import NONE, Claimed, Living, Sum, place
-from gpumon_agent.attribution.native_storages import FirstEntry, Group, Held
+from gpumon_agent.attribution.native_storages import FirstEntry, Group, Held, Look
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.module_tree import SEARCHED_EVERY
 from gpumon_agent.storages import (
@@ -50,6 +50,8 @@ from gpumon_agent.storages import (
 
 _STATE_EVERY_FRESH = 16
 _PLAIN = (Tensor, Parameter)
+_NOTHING: frozenset[int] = frozenset()
+_STATES = 3  # the bit of a look, after those of gradients, weights and buffers
 
 
 class Owners(NamedTuple):
@@ -74,7 +76,7 @@ class _State(NamedTuple):
 class _Lasting(NamedTuple):
     """Weights, buffers and optimizer state on one device; valid until one of them is read again."""
 
-    gathered: set[int]
+    gathered: Set[int]
     """identities claimed before"""
     owned: set[int]
     """identities of weights and buffers"""
@@ -95,6 +97,16 @@ class _Sums:
         self.firsts: list[FirstEntry] = []  # one per optimizer
         self.state: _State | None = None
         self.lasting: _Lasting | None = None
+        self.look: Look | None = None
+        """at all of this; None: Python must look"""
+
+    def forget(self, changed: int) -> None:
+        """What a look has found changed, in C++'s bits."""
+        for at, each in enumerate((self.gradients, self.weights, self.buffers)):
+            if changed >> at & 1:
+                each.native = False
+        if changed >> _STATES & 1:
+            self.state = None
 
 
 class Inventory:
@@ -172,22 +184,66 @@ class Inventory:
             self._list()
             self._until_list = SEARCHED_EVERY
         self._until_list -= fresh
-        parameters = self._parameters(fresh=fresh)
         sums = self._sums[index]
-        gathered = Claimed()  # a parameter gathered by FSDP2 replaces its shard in the module
-        gathered_bytes = claim(self.gathered(), gathered, index)
-        lasting = self._lasting(sums, parameters, gathered.others, index, fresh)
+        changed = fresh and not self._same_lists()
+        if not changed and self._state_uses + fresh < _STATE_EVERY_FRESH:
+            unchanged = self._unchanged(sums, index)
+            if unchanged is not None:
+                self._state_uses += fresh
+                return unchanged
+        parameters = self._parameters(fresh=changed)
+        gathered, gathered_bytes = _NOTHING, 0  # a parameter gathered by FSDP2 replaces its shard in the module
+        if self._sharded or self._flat or self._partitioned:
+            now = Claimed()
+            gathered_bytes = claim(self.gathered(), now, index)
+            gathered = frozenset(now.others)
+        lasting = self._lasting(sums, parameters, gathered, index, fresh=fresh, changed=changed)
         self.claimed = claimed = Claimed(lasting.claimed)
         beside = claim(self._of_hooks_and_zero(), claimed, index) if self._ddp or self._zero else 0
-        gradients, viewed = self._gradients(parameters, claimed, lasting.ids, index)
+        gradients, viewed = self._gradients(sums, parameters, claimed, lasting.ids, index)
+        sums.look = self._look(sums)
         return Owners(
             weights=lasting.weights,
             buffers=lasting.buffers,
             gradients=gradients,
             optimizer=lasting.state.nbytes,
-            buckets=gathered_bytes + beside + max(self._bucket_bytes(index, fresh=fresh), viewed),
+            buckets=gathered_bytes + beside + (max(self._bucket_bytes(index, fresh=fresh), viewed) if self._ddp else 0),
             inputs=claim(_alive(self._inputs), claimed, index),
         )
+
+    def _look(self, sums: _Sums) -> Look | None:
+        of = [sums.gradients, sums.weights, sums.buffers]
+        words = [each.words for each in of if each.native and each.words is not None]
+        if self._native is None or len(words) < len(of) or len(sums.firsts) != len(self._optimizers):
+            return None
+        if self._sharded or self._flat or self._zero or self._ddp or self._partitioned:
+            return None
+        if any(_has_gradient(each) for each in _alive(self._inputs)):
+            return None
+        return sums.look or Look(self._native, words, sums.firsts)
+
+    def _unchanged(self, sums: _Sums, index: int) -> Owners | None:
+        """Those of the last call, but for gradients and inputs. None, too: they may be others."""
+        look, lasting = sums.look, sums.lasting
+        if look is None or lasting is None:
+            return None
+        states = [stepping(each).state for each in _alive(self._optimizers)]
+        inputs = list(_alive(self._inputs))
+        if len(states) < len(self._optimizers) or any(map(_has_gradient, inputs)):
+            return None
+        changed = look.read(states)
+        if changed >> 1:
+            sums.forget(changed)
+            return None
+        gradients = sums.gradients
+        if changed:
+            gradients.take(gradients.words.found() if gradients.words else {})
+        self.claimed = claimed = Claimed(lasting.claimed)
+        own = gradients.beyond(lasting.claimed, lasting.ids)
+        if own:
+            claimed.gradients = gradients.found
+        given = claim(inputs, claimed, index)
+        return Owners(lasting.weights, lasting.buffers, own, lasting.state.nbytes, 0, given)
 
     def rolled(self, device: torch.device, sums: dict[str, int]) -> Owners:
         """The same for models with too many tensors for one step, from the sums of `Rolling`."""
@@ -200,7 +256,7 @@ class Inventory:
             buffers=sums["buffers"],
             gradients=sums["gradients"] + gradients,
             optimizer=sums["optimizer"],
-            buckets=sums["gathered"] + max(self._bucket_bytes(index, fresh=True), sums["views"]),
+            buckets=sums["gathered"] + (max(self._bucket_bytes(index, fresh=True), sums["views"]) if self._ddp else 0),
             inputs=claim(inputs, claimed, index),
         )
 
@@ -221,10 +277,11 @@ class Inventory:
         """
         if fleeting:
             yield from (("buckets", tensor, None) for tensor in self.gathered())
-        parameters = self._parameters(fresh=lasting).some()
+        fresh = lasting and not self._same_lists()
+        parameters = self._parameters(fresh=fresh).some()
         if lasting:
             yield from (("weights", parameter, None) for parameter in parameters)
-            yield from (("buffers", buffer, None) for buffer in self._each_buffer().some())
+            yield from (("buffers", buffer, None) for buffer in self._each_buffer(fresh=fresh).some())
             for optimizer in _alive(self._optimizers):
                 yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
             yield from (("buckets", tensor, None) for tensor in self._of_hooks_and_zero())
@@ -288,7 +345,7 @@ class Inventory:
     def _each_buffer(self, *, fresh: bool = True) -> Living[Tensor]:
         """All buffers. Without `fresh` from the cache, if all are alive."""
         known = self._buffers
-        if known.live and (not fresh or self._same("_buffers", known, len(known.ids))):
+        if known.live and not fresh:
             return known
         self._one_freed |= not fresh
         modules = self._living_modules()
@@ -301,27 +358,31 @@ class Inventory:
             self._modules = Living(living)
         return living
 
-    def _same(self, name: str, known: Living[Tensor], count: int) -> bool:
-        """Whether C++ says that the modules' dicts of that name have the first `count` of `known`, and no others."""
-        return self._native is not None and self._native.same(self._modules, name, known, count)
+    def _same_lists(self) -> bool:
+        """Whether C++ says that the modules have exactly the parameters and buffers that are listed."""
+        known, buffers = self._known, self._buffers
+        if self._native is None or self._partitioned or not (known.live and buffers.live):
+            return False
+        listed = ("_parameters", known, self._of_modules), ("_buffers", buffers, len(buffers.ids))
+        return self._native.same(self._modules, *listed)
 
     def _lasting(
-        self, sums: _Sums, parameters: Living[Tensor], gathered: set[int], index: int, fresh: bool
+        self, sums: _Sums, parameters: Living[Tensor], gathered: Set[int], index: int, *, fresh: bool, changed: bool
     ) -> _Lasting:
-        buffers = self._each_buffer(fresh=fresh)
+        buffers = self._each_buffer(fresh=changed)
         look, self._one_freed = fresh or self._one_freed, False
-        changed = sums.weights.read(parameters, index, look=look)
-        changed |= sums.buffers.read(buffers, index, look=look)
+        others = sums.weights.read(parameters, index, look=look)
+        others |= sums.buffers.read(buffers, index, look=look)
         state = self._state(sums, gathered, index, fresh)
         kept = sums.lasting
-        if kept is None or changed or kept.state is not state or kept.gathered != gathered:
-            claimed = gathered.copy()
+        if kept is None or others or kept.state is not state or kept.gathered != gathered:
+            claimed = set(gathered)
             own = sums.weights.claim(claimed), sums.buffers.claim(claimed)
             both = claimed | state.claimed
             kept = sums.lasting = _Lasting(gathered, claimed - gathered, both, array("q", both), *own, state)
         return kept
 
-    def _state(self, sums: _Sums, gathered: set[int], index: int, fresh: bool) -> _State:
+    def _state(self, sums: _Sums, gathered: Set[int], index: int, fresh: bool) -> _State:
         optimizers = list(_alive(self._optimizers))
         same = self._same_state(sums, optimizers)
         self._state_uses += fresh
@@ -331,7 +392,7 @@ class Inventory:
         mark = tuple([_state_mark(optimizer) for optimizer in optimizers])
         if kept is None or kept.mark != mark or None in mark or self._state_uses >= _STATE_EVERY_FRESH:
             self._state_uses = 0
-            before = {*sums.weights.found, *sums.buffers.found} - gathered
+            before = {*sums.weights.found.by_identity, *sums.buffers.found.by_identity} - gathered
             claimed = before.copy()
             sums.states.read(Held([each for optimizer in optimizers for each in state_tensors(optimizer)]), index)
             total = sums.states.claim(claimed)
@@ -346,7 +407,7 @@ class Inventory:
             sums.firsts = [FirstEntry(self._native) for _ in optimizers]
             return False
         pairs = zip(sums.firsts, optimizers, strict=True)
-        same = [first.same(stepping(optimizer).state) for first, optimizer in pairs]  # of each: they note what they see
+        same = [first.same(stepping(each).state) for first, each in pairs]  # of each: they note what they see
         return all(same)
 
     def _list(self) -> None:
@@ -373,6 +434,8 @@ class Inventory:
                 if flat is not None:
                     self._flat.append(weakref.ref(flat))
         self._modules = Living(modules)
+        for sums in self._sums.values():
+            sums.look = None
         self._partitioned = False
         self._known.forget()
         parameters = self._parameters().some()
@@ -388,11 +451,10 @@ class Inventory:
         """All parameters. Without `fresh` from the cache, if all are alive and neither FSDP nor ZeRO is used."""
         known = self._known
         cached = not (self._sharded or self._flat or self._zero)
-        if cached and known.live:
-            if not fresh or (not self._partitioned and self._same("_parameters", known, self._of_modules)):
+        if cached and not fresh:
+            if known.live:
                 return known
-        elif not fresh:
-            self._one_freed |= cached
+            self._one_freed = True
         modules = self._living_modules()
         found: list[Tensor] = [
             parameter for module in modules for parameter in module._parameters.values() if parameter is not None
@@ -408,7 +470,9 @@ class Inventory:
         known.keep(found)
         return known
 
-    def _gradients(self, parameters: Living[Tensor], claimed: Claimed, ids: array[int], index: int) -> tuple[int, int]:
+    def _gradients(
+        self, sums: _Sums, parameters: Living[Tensor], claimed: Claimed, ids: array[int], index: int
+    ) -> tuple[int, int]:
         """Bytes of gradients with their own storage, and of the storages that the others are views of."""
         owned: list[Tensor] = []
         for sharded in _alive(self._sharded):
@@ -419,28 +483,31 @@ class Inventory:
             owned += [g for g in (flat.grad, getattr(flat, "_saved_grad_shard", None)) if g is not None]
         for optimizer in _alive(self._zero):
             owned += zero.gradients(optimizer)
-        owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
-        sums, viewed = self._sums[index], self.views
+        owned += [each.grad for each in _alive(self._inputs) if each.is_leaf and each.grad is not None]
+        viewed = self.views
         others: Group[Tensor] = parameters
         if viewed:
             listed = parameters.some()
             others = Held([each for each in listed if id(each) not in viewed])
             sums.views.read(NONE, index, of=Held([each for each in listed if id(each) in viewed]))
-        sums.gradients.read(Held(owned) if owned else NONE, index, of=others)
-        found = sums.gradients
+        gradients = sums.gradients
+        gradients.read(Held(owned) if owned else NONE, index, of=others)
+        found = gradients.found
         if claimed.others:
-            total = sum([nbytes for identity, nbytes in found.found.items() if identity not in claimed])
+            total = sum([nbytes for identity, nbytes in found.by_identity.items() if identity not in claimed])
         else:
-            total = found.beyond(claimed.lasting, ids)
+            total = gradients.beyond(claimed.lasting, ids)
         if len(found):
             claimed.gradients = found
-        views = {each: n for each, n in sums.views.found.items() if each not in claimed} if viewed else {}
+        if not viewed:
+            return total, 0
+        views = {each: n for each, n in sums.views.found.by_identity.items() if each not in claimed}
         claimed.others.update(views)
         return total, sum(views.values())
 
     def _bucket_bytes(self, index: int, *, fresh: bool) -> int:
         """Bucket sizes from DDP's logger: 13 µs. With gradient_as_bucket_view the views may temporarily show more."""
-        if self._ddp and (fresh or not self._buckets):
+        if fresh or not self._buckets:
             self._buckets = {}
             for module in _alive(self._ddp):
                 parameter = next(module.parameters(), None)
@@ -472,6 +539,10 @@ _Refs = list[weakref.ref[T]]
 
 def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
     return (target for reference in references if (target := reference()) is not None)
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return tensor.is_leaf and tensor.grad is not None
 
 
 def claim(tensors: Iterable[Tensor], claimed: Claimed, index: int) -> int:

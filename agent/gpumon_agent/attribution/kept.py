@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Container, Iterable, Set
+from collections.abc import Iterable, Set
 from operator import attrgetter, is_
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gpumon_agent.attribution.native_storages import Group, Held, Native, Words
+from gpumon_agent.attribution.native_storages import Found, Group, Held, Native, Words
 from gpumon_agent.guard import pass_on
 from gpumon_agent.storages import has_storage, plain, storages
 
@@ -69,26 +69,59 @@ class Living(Generic[T]):
 NONE: Held[Tensor] = Held()
 
 
+class Storages:
+    """Storages of one device: identity → bytes. `found`: as C++ found them, so that no dict is made before it is asked
+    for."""
+
+    def __init__(self, found: dict[int, int] | Found) -> None:
+        self._found = found
+        self._asked = 0
+
+    @property
+    def by_identity(self) -> dict[int, int]:
+        if isinstance(self._found, Found):
+            self._found = self._found.by_identity()
+        return self._found
+
+    def __len__(self) -> int:
+        return self._found.count if isinstance(self._found, Found) else len(self._found)
+
+    def __contains__(self, identity: object) -> bool:
+        self._asked += 1
+        if isinstance(self._found, Found) and self._asked < _ASKED:
+            return self._found.has(identity)
+        return identity in self.by_identity
+
+
+NO_STORAGES = Storages({})
+
+
 class Claimed:
     """Identities of the storages that have an owner, by how long they are likely to have it."""
 
-    __slots__ = ("gradients", "lasting", "others")
+    __slots__ = ("activations", "gradients", "lasting", "others")
 
     def __init__(self, lasting: Set[int] = frozenset()) -> None:
         self.lasting = lasting
         """not changed here: shared by all claims while nothing changes"""
-        self.gradients: Container[int] = ()
+        self.gradients = NO_STORAGES
         """likewise"""
+        self.activations = NO_STORAGES
         self.others: set[int] = set()
 
     def __contains__(self, identity: int) -> bool:
-        return identity in self.others or identity in self.gradients or identity in self.lasting
+        return (
+            identity in self.others
+            or identity in self.lasting
+            or (self.gradients is not NO_STORAGES and identity in self.gradients)
+            or (self.activations is not NO_STORAGES and identity in self.activations)
+        )
 
     def isdisjoint(self, identities: Set[int]) -> bool:
         return (
             self.others.isdisjoint(identities)
             and self.lasting.isdisjoint(identities)
-            and not any(identity in self.gradients for identity in identities)
+            and not any(identity in self.gradients or identity in self.activations for identity in identities)
         )
 
 
@@ -96,11 +129,11 @@ class Sum:
     """The storages of a list of tensors on one device, and of the gradients of a list of parameters."""
 
     def __init__(self, native: Native | None = None) -> None:
-        self._words = native and Words(native)
+        self.words = native and Words(native)
         self.native = False
         """whether the last call read in C++"""
-        self._found: dict[int, int] | None = {}
-        self._asked = 0
+        self.found = Storages({})
+        """without empty ones"""
         self._mark: object = None  # the length of the list, and the first tensor's storage
         self._addresses: list[int] | None = None  # of the tensors; None: some have none
         self._freed: list[object] = []
@@ -110,11 +143,10 @@ class Sum:
     def read(self, tensors: Group[Tensor], index: int, *, of: Group[Tensor] = NONE, look: bool = True) -> bool:
         """Whether other storages were found. `of`: parameters, whose gradients count, too. Without `look` (and C++) a
         change is noticed only if one is freed, or the list's length or first tensor differs."""
-        changed = self._words and self._words.read(tensors, of, index)
-        if self._words and changed is not None:
+        if self.words is not None and (changed := self.words.read(tensors, of, index)) is not None:
             if changed or not self.native:  # no address is compared: same identity and bytes count the same
                 self.native, self._mark, self._addresses, self._references = True, None, None, []
-                self._take(None)
+                self.take(self.words.found())
                 return True
             return False
         self.native = False
@@ -129,37 +161,25 @@ class Sum:
             self._read(listed, index)
         return not same
 
-    def _take(self, found: dict[int, int] | None) -> None:
-        self._found, self._asked, self._beyond = found, 0, None
-
-    @property
-    def found(self) -> dict[int, int]:
-        """identity → bytes, without empty ones"""
-        if self._found is None:
-            self._found = self._words.found() if self._words else {}
-        return self._found
-
-    def __len__(self) -> int:
-        return self._words.count if self._found is None and self._words else len(self.found)
-
-    def __contains__(self, identity: object) -> bool:
-        self._asked += 1
-        if self._found is None and self._asked < _ASKED and self._words:
-            return self._words.has(identity)
-        return identity in self.found
+    def take(self, found: dict[int, int] | Found) -> None:
+        self.found, self._beyond = Storages(found), None
 
     def beyond(self, owned: Set[int], ids: array[int]) -> int:
         """Bytes of those that are not `owned`, which does not change later, and has these `ids`."""
+        if not len(self.found):
+            return 0
         if self._beyond is None or self._beyond[0] is not owned:
-            total = self._words.beyond(ids) if self.native and self._words else -1
-            if total < 0:
-                total = sum([nbytes for identity, nbytes in self.found.items() if identity not in owned])
+            if self.native and self.words is not None:
+                total = self.words.beyond(ids)
+            else:
+                found = self.found.by_identity
+                total = sum([nbytes for identity, nbytes in found.items() if identity not in owned])
             self._beyond = owned, total
         return self._beyond[1]
 
     def claim(self, claimed: set[int]) -> int:
         """Claims the unclaimed storages, and returns their bytes."""
-        found = self.found
+        found = self.found.by_identity
         if claimed.isdisjoint(found):
             claimed.update(found)
             return sum(found.values())
@@ -176,7 +196,7 @@ class Sum:
         held: list[Any] = list(map(Tensor.untyped_storage, parts))
         self._references = [weakref.ref(storage, freed.append) for storage in held]
         each = zip(map(_identity, held), map(_nbytes, held), map(Tensor.get_device, parts), strict=True)
-        self._take({identity: nbytes for identity, nbytes, where in each if nbytes and where == index})
+        self.take({identity: nbytes for identity, nbytes, where in each if nbytes and where == index})
 
 
 def _addresses(tensors: list[Tensor]) -> list[int] | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent import wire
-from gpumon_agent.attribution.activations import Alive
+from gpumon_agent.attribution.activations import Saved
 from gpumon_agent.attribution.graph import Place, Places
 from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.storages import CPU, has_storage, index_of, storages
@@ -40,7 +40,7 @@ class LayerLedger:
         self._places = places
         self._models = models
         self._say = say
-        self._saved: dict[int, list[Alive]] = {}  # by device, at the boundary with most activations
+        self._saved: dict[int, Saved] = {}  # by device, at the boundary with most activations
         self._fullest: dict[int, int] = {}
         self._kept: tuple[_Bytes, _Bytes] | None = None  # gradients and state
         self._state: _Bytes = {}
@@ -50,7 +50,7 @@ class LayerLedger:
         if walks:
             self._fullest.clear()
 
-    def note(self, device: int, saved: list[Alive], nbytes: int) -> None:
+    def note(self, device: int, saved: Saved, nbytes: int) -> None:
         """Records the live activations at a boundary, in a step whose graph was walked."""
         if self._fullest.get(device, -1) < nbytes:
             self._saved[device], self._fullest[device] = saved, nbytes

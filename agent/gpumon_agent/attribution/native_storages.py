@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sysconfig
+import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -18,7 +20,9 @@ from gpumon_agent.storages import CPU, impl_at
 
 _TYPES = (Tensor, Parameter)
 _WORDS = 2  # of a storage: its identity, its bytes
+_WORD_BYTES = 8
 _ENTRIES = 64
+_POINTER, _NUMBER, _OBJECT = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
 
 
 T = TypeVar("T")
@@ -35,83 +39,225 @@ class Group(Protocol[_T]):
         """Those that live."""
 
 
+class _Plain(ctypes.Structure):
+    _fields_ = [("types", _POINTER * len(_TYPES)), ("impl_at", _NUMBER)]
+
+
+class _Reading(ctypes.Structure):
+    _fields_ = [
+        ("plain", _Plain),
+        ("device", _NUMBER),
+        ("tensors", _POINTER),
+        ("tensor_count", _NUMBER),
+        ("tensors_freed", _OBJECT),
+        ("parameters", _POINTER),
+        ("parameter_count", _NUMBER),
+        ("parameters_freed", _OBJECT),
+        ("found", _POINTER),
+        ("found_count", _NUMBER),
+    ]
+
+
+class _First(ctypes.Structure):
+    _fields_ = [
+        ("plain", _Plain),
+        ("state", _POINTER),
+        ("size", _NUMBER),
+        ("found", _POINTER),
+        ("found_count", _NUMBER),
+        ("room", _NUMBER),
+    ]
+
+
+class _Values(ctypes.Structure):
+    _fields_ = [("name", _OBJECT), ("known", _POINTER), ("count", _NUMBER)]
+
+
+class _Alive(ctypes.Structure):
+    _fields_ = [
+        ("references", _POINTER),
+        ("identities", _POINTER),
+        ("count", _NUMBER),
+        ("device", _NUMBER),
+        ("taken", _POINTER),
+        ("taken_count", _NUMBER),
+        ("found", _POINTER),
+        ("found_count", _NUMBER),
+        ("bytes", _NUMBER),
+    ]
+
+
 class Native(NamedTuple):
-    storages: Any
+    read: Any
     beyond: Any
     has: Any
-    first_entry: Any
+    same_first: Any
+    look: Any
+    alive: Any
     same_values: Any
-    types: Any
-    """those whose memory is a storage of their own"""
-    impl_at: int
+    plain: _Plain
+    """the types whose memory is a storage of their own"""
 
-    def same(self, modules: Group[Module], name: str, known: Group[Tensor], count: int) -> bool:
-        """Whether the modules' dicts called `name` hold exactly the first `count` of `known`, in order, and None."""
-        to, among = modules.ids.buffer_info()
-        ids = known.ids.buffer_info()[0]
-        return self.same_values(to, among, modules.freed, name, None, ids, count) and not known.freed
+    def same(self, modules: Group[Module], *known: tuple[str, Group[Tensor], int]) -> bool:
+        """Whether the modules' dicts of two names hold exactly the first `count` of their tensors, in order, and None.
+
+        `known`: for each name (name, tensors, count).
+        """
+        values = (_Values * 2)(*[_Values(name, each.ids.buffer_info()[0], count) for name, each, count in known])
+        same = self.same_values(*modules.ids.buffer_info(), modules.freed, values, None)
+        return same and not any(each.freed for _, each, _ in known)
+
+
+class Found:
+    """Storages that C++ has found: identity and bytes of each."""
+
+    __slots__ = ("_has", "_words", "count")
+
+    def __init__(self, native: Native, words: array[int], count: int) -> None:
+        self._has = native.has
+        self._words = words
+        self.count = count
+
+    def by_identity(self) -> dict[int, int]:
+        """identity → bytes"""
+        words = self._words[: _WORDS * self.count]
+        return dict(zip(words[::_WORDS], words[1::_WORDS], strict=True))
+
+    def has(self, identity: object) -> bool:
+        has: bool = self._has(self._words.buffer_info()[0], self.count, identity)
+        return has
 
 
 class Words:
-    """The storages of tensors on one device: identity and bytes of each, as they were found last."""
+    """The storages of tensors on one device, and of the gradients of parameters, as they were found last."""
 
     def __init__(self, native: Native) -> None:
         self._native = native
-        self._found = array("q")
-        self.count = -1
-        """how many; -1: unknown"""
+        self._read = native.read
+        self._words, self._table = array("q"), array("q")
+        self._asked: tuple[array[int], array[int], int] | None = None
+        self._reading = _Reading(plain=native.plain, found_count=-1)
+        self.address = ctypes.addressof(self._reading)
 
     def read(self, tensors: Group[Tensor], parameters: Group[Tensor], device: int) -> bool | None:
-        """Of the tensors, then of the gradients of the parameters. Whether they changed since the last call. None: one
-        of them is not plain (a subclass, sparse, on the meta device), or was freed."""
-        native, before, count, changed = self._native, self.count, 0, 0
-        words = _WORDS * (len(tensors.ids) + len(parameters.ids))
-        if len(self._found) < words:
-            self._found = array("q", bytes(words * self._found.itemsize))
-        to = self._found.buffer_info()[0]
-        self.count = -1
-        for each, gradients in ((tensors, False), (parameters, True)):
-            if each.ids:
-                at, among = each.ids.buffer_info()
-                place = to + count * _WORDS * self._found.itemsize
-                read = native.storages(at, among, each.freed, gradients, device, native.types, native.impl_at, place)
-                if read < 0:
-                    return None
-                count += read >> 1
-                changed |= read & 1
-        self.count = count
-        return bool(changed) or count != before
+        """Whether they changed since the last call. None: one of the tensors is not plain (a subclass, sparse, on the
+        meta device), or was freed."""
+        asked = self._asked
+        if asked is None or asked[0] is not tensors.ids or asked[1] is not parameters.ids or asked[2] != device:
+            self._ask(tensors, parameters, device)
+        changed = self._read(self.address)
+        return None if changed < 0 else changed > 0
 
-    def found(self) -> dict[int, int]:
-        """identity → bytes"""
-        words = self._found[: _WORDS * self.count]
-        return dict(zip(words[::2], words[1::2], strict=True))
+    def _ask(self, tensors: Group[Tensor], parameters: Group[Tensor], device: int) -> None:
+        reading = self._reading
+        words = _WORDS * (len(tensors.ids) + len(parameters.ids))
+        if len(self._words) < words:
+            self._words = _words(words)
+            reading.found_count = -1
+        reading.found, reading.device = self._words.buffer_info()[0], device
+        reading.tensors, reading.tensor_count = tensors.ids.buffer_info()
+        reading.parameters, reading.parameter_count = parameters.ids.buffer_info()
+        reading.tensors_freed, reading.parameters_freed = tensors.freed, parameters.freed
+        self._asked = tensors.ids, parameters.ids, device
+
+    @property
+    def count(self) -> int:
+        """How many; -1: unknown."""
+        count: int = self._reading.found_count
+        return count
 
     def beyond(self, owned: array[int]) -> int:
         """Bytes of those that are not `owned`."""
-        total: int = self._native.beyond(self._found.buffer_info()[0], self.count, *owned.buffer_info())
+        size = 1 << (2 * self.count).bit_length()
+        if len(self._table) < _WORDS * size:
+            self._table = _words(_WORDS * size)
+        found, table = self._words.buffer_info()[0], self._table.buffer_info()[0]
+        total: int = self._native.beyond(found, self.count, *owned.buffer_info(), table, size)
         return total
 
-    def has(self, identity: object) -> bool:
-        has: bool = self._native.has(self._found.buffer_info()[0], self.count, identity)
-        return has
+    def found(self) -> Found:
+        """Valid until the next call of `read`."""
+        return Found(self._native, self._words, self.count)
 
 
 class FirstEntry:
     """The first entry of an optimizer's state, as it was found last."""
 
     def __init__(self, native: Native) -> None:
-        self._native = native
-        self._found = array("q", bytes(_WORDS * _ENTRIES * 8))
-        self._mark: object = None
+        self._words = _words(_WORDS * _ENTRIES)
+        self._first = _First(plain=native.plain, size=-1, found=self._words.buffer_info()[0], room=_ENTRIES)
+        self.address = ctypes.addressof(self._first)
+        self._same = partial(native.same_first, self.address)
 
     def same(self, state: object) -> bool:
-        """Whether `state` has as many entries as in the last call, and the storages of the first are the same."""
-        before, native = self._mark, self._native
-        to = self._found.buffer_info()[0]
-        read = native.first_entry(state, native.types, native.impl_at, to, _ENTRIES)
-        self._mark = None if read < 0 else (id(state), len(state), read >> 1)  # type: ignore[arg-type]
-        return read >= 0 and not read & 1 and before == self._mark
+        """Whether `state` is the same object, with as many entries as in the last call, and the first one's storages
+        are the same."""
+        same: bool = self._same(state)
+        return same
+
+
+class Look:
+    """Reads what was read last of several, in one call."""
+
+    def __init__(self, native: Native, words: Sequence[Words], firsts: Sequence[FirstEntry]) -> None:
+        self._read = native.look
+        self._of = words, firsts
+        self._words, self._firsts = (array("Q", [each.address for each in of]) for of in self._of)
+        self._where = *self._words.buffer_info(), self._firsts.buffer_info()[0]
+
+    def read(self, states: list[object]) -> int:
+        """As gpumon_look. `states`: of each of `firsts`."""
+        changed: int = self._read(*self._where, states)
+        return changed
+
+
+class LivingStorages:
+    """Storages by weak references to their Python objects, which live as long as they do."""
+
+    def __init__(self, native: Native) -> None:
+        self._native = native
+        self._alive = _Alive()
+        self._address = ctypes.addressof(self._alive)
+        self._identities = array("q")
+        self._ids = array("Q")
+        self._kept: list[object] = []  # the references, and older ones
+
+    def __len__(self) -> int:
+        """How many lived at the last reading, and were added since."""
+        count: int = self._alive.count
+        return count
+
+    def add(self, identities: Iterable[int], references: Sequence[object]) -> None:
+        """None of them is known and lives."""
+        count = len(self)
+        del self._identities[count:], self._ids[count:]
+        self._kept += references
+        self._identities.extend(identities)
+        self._ids.extend(map(id, references))
+        alive = self._alive
+        alive.references, alive.count = self._ids.buffer_info()
+        alive.identities = self._identities.buffer_info()[0]
+
+    def identities(self) -> array[int]:
+        return self._identities[: len(self)]
+
+    def keep(self, references: Iterable[object]) -> None:
+        """From now on only these, which are of all that live."""
+        self._kept = list(references)
+
+    def read(self, device: int, taken: array[int]) -> tuple[Found, int] | None:
+        """Those on `device` that are not `taken`, and their bytes. Forgets the dead ones. None: Python must look."""
+        alive = self._alive
+        words = _words(_WORDS * alive.count)
+        alive.device, alive.found = device, words.buffer_info()[0]
+        alive.taken, alive.taken_count = taken.buffer_info()
+        if not self._native.alive(self._address, None):
+            return None
+        return Found(self._native, words, alive.found_count), alive.bytes
+
+
+def _words(count: int) -> array[int]:
+    return array("q", bytes(_WORD_BYTES * count))
 
 
 class Held(Generic[T]):
@@ -134,29 +280,34 @@ def load() -> Native | None:
     if not library:
         return None
     try:
+        plain = _Plain((_POINTER * len(_TYPES))(*map(id, _TYPES)), impl_at())
         native = Native(
-            library.gpumon_storages,
+            library.gpumon_read,
             library.gpumon_beyond,
             library.gpumon_has,
-            library.gpumon_first_entry,
+            library.gpumon_same_first,
+            library.gpumon_look,
+            library.gpumon_alive,
             library.gpumon_same_values,
-            (ctypes.c_size_t * len(_TYPES))(*map(id, _TYPES)),
-            impl_at(),
+            plain,
         )
     except (AttributeError, LookupError) as error:
         pass_on(error)
         return None
-    pointer, number, thing = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
-    native.storages.restype = number
-    native.storages.argtypes = [pointer, number, thing, ctypes.c_bool, number, pointer, ctypes.c_int, pointer]
-    native.beyond.restype = number
-    native.beyond.argtypes = [pointer, number, pointer, number]
+    native.read.restype = _NUMBER
+    native.read.argtypes = [_POINTER]
+    native.beyond.restype = _NUMBER
+    native.beyond.argtypes = [_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER]
     native.has.restype = ctypes.c_bool
-    native.has.argtypes = [pointer, number, number]
-    native.first_entry.restype = number
-    native.first_entry.argtypes = [thing, pointer, ctypes.c_int, pointer, number]
+    native.has.argtypes = [_POINTER, _NUMBER, _NUMBER]
+    native.same_first.restype = ctypes.c_bool
+    native.same_first.argtypes = [_POINTER, _OBJECT]
+    native.look.restype = _NUMBER
+    native.look.argtypes = [_POINTER, _NUMBER, _POINTER, _OBJECT]
+    native.alive.restype = ctypes.c_bool
+    native.alive.argtypes = [_POINTER, _OBJECT]
     native.same_values.restype = ctypes.c_bool
-    native.same_values.argtypes = [pointer, number, thing, thing, thing, pointer, number]
+    native.same_values.argtypes = [_POINTER, _NUMBER, _OBJECT, _POINTER, _OBJECT]
     return native if _is_right(native) else None
 
 
@@ -168,16 +319,35 @@ def _is_right(native: Native) -> bool:
     expected = {_identity(each): each.untyped_storage().nbytes() for each in (*tensors[:2], gradient)}
     words = Words(native)
     group = Held(tensors), Held(parameters)
-    if [words.read(*group, CPU), words.read(*group, CPU), words.found()] != [True, False, expected]:
+    if [words.read(*group, CPU), words.read(*group, CPU), words.found().by_identity()] != [True, False, expected]:
         return False
-    if words.read(Held([torch.ones(1, device="meta")]), Held([]), CPU) is not None:
+    owned = array("q", list(expected)[:2])
+    if words.beyond(owned) != gradient.nbytes:
+        return False
+    if words.read(Held([torch.ones(1, device="meta")]), Held(), CPU) is not None:
         return False
     module = Module()
     module.register_parameter("none", None)
     for at, parameter in enumerate(parameters):
         module.register_parameter(str(at), parameter)
-    same = [native.same(Held([module]), "_parameters", Held(each), len(each)) for each in (parameters, parameters[:1])]
-    return same == [True, False] and not native.same(Held([module]), "_parameters", Held(tensors[:2]), 2)
+    module.register_buffer("buffer", tensors[0])
+    held, buffers = Held(parameters), Held(tensors[:1])
+    same = [
+        native.same(Held([module]), ("_parameters", held, count), ("_buffers", known, 1))
+        for count, known in ((2, buffers), (1, buffers), (2, held))
+    ]
+    if same != [True, False, False]:
+        return False
+    stores = [each.untyped_storage() for each in (*parameters, torch.ones(1, device="cpu"))]
+    living = LivingStorages(native)
+    living.add([each._cdata for each in stores], [weakref.ref(each) for each in stores])
+    stores.pop()
+    read = living.read(CPU, array("q", [stores[0]._cdata]))
+    return (
+        read is not None
+        and (read[0].by_identity(), read[1]) == ({stores[1]._cdata: 32}, 32)
+        and living.identities().tolist() == [each._cdata for each in stores]
+    )
 
 
 def _identity(tensor: Tensor) -> int:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from gpumon_agent import wire
 from gpumon_agent.allocator import Reading
-from gpumon_agent.attribution.activations import Activations, Alive
+from gpumon_agent.attribution.activations import Activations, Alive, Saved
 from gpumon_agent.attribution.block_owners import Block, BlockOwners, Blocks
 from gpumon_agent.attribution.graph import Places
 from gpumon_agent.attribution.history import AllocationHistory
@@ -61,7 +61,7 @@ class _Walked(NamedTuple):
     """Results of a walk for one device at a boundary, and the allocator's counters then."""
 
     counters: tuple[int | None, ...]
-    saved: list[Alive]
+    saved: Saved
 
 
 class _Device:
@@ -104,7 +104,7 @@ class PeakBreakdowns:
             and all(mine.target != target or mine.walked.keys() >= set(target) for mine in self._devices.values())
         )
 
-    def phase_ended(self, ledger: wire.Ledger, reading: Reading, device: int, saved: list[Alive]) -> None:
+    def phase_ended(self, ledger: wire.Ledger, reading: Reading, device: int, saved: Saved) -> None:
         """Call it after each boundary of a sampled step was read on a device."""
         if device == CPU or ledger.requested is None:
             return
@@ -173,9 +173,7 @@ class PeakBreakdowns:
         for mine in self._devices.values():
             mine.began = None
 
-    def _compose(
-        self, mine: _Device, ended: wire.Ledger, peak: int, device: int, saved: list[Alive]
-    ) -> wire.Ledger | None:
+    def _compose(self, mine: _Device, ended: wire.Ledger, peak: int, device: int, saved: Saved) -> wire.Ledger | None:
         assert mine.began is not None
         began, before, requested = mine.began
         if self._traces is None:

@@ -6,9 +6,8 @@
 #include <c10/core/UndefinedTensorImpl.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
-#include <vector>
+#include <utility>
 
 using PyObject = struct _object;
 extern "C" {
@@ -20,7 +19,10 @@ unsigned long PyType_GetFlags(PyObject*);
 void PyErr_Clear();
 int PyType_IsSubtype(PyObject*, PyObject*);
 intptr_t PyList_Size(PyObject*);
+PyObject* PyList_GetItem(PyObject*, intptr_t);
+intptr_t PyDict_Size(PyObject*);
 int PyDict_Next(PyObject*, intptr_t*, PyObject**, PyObject**);
+PyObject* PyWeakref_GetObject(PyObject*);
 }
 
 namespace {
@@ -75,67 +77,95 @@ const c10::TensorImpl* impl_of(PyObject* object, int impl_at) {
   return *reinterpret_cast<c10::TensorImpl* const*>(reinterpret_cast<const char*>(object) + impl_at);
 }
 
+// Tensors by address. All of them live while `freed` is an empty list.
+struct Group {
+  PyObject* const* tensors;
+  int64_t count;
+  PyObject* freed;
+};
+
+// What is plain: types whose memory is a storage of their own, and where such an object has its TensorImpl.
+struct Plain {
+  PyObject* types[2];
+  int64_t impl_at;
+
+  bool is(PyObject* type) const { return type == types[0] || type == types[1]; }
+};
+
+// Writes the storages of a group, or of its gradients. False: Python must look.
+bool read_group(const Group& group, bool gradients, const Plain& plain, int64_t device, Storage*& end, bool& changed) {
+  if (PyList_Size(group.freed) != 0) return false;
+  const c10::TensorImpl* next[AT_ONCE];
+  for (int64_t first = 0; first < group.count; first += AT_ONCE) {
+    const auto some = std::min(AT_ONCE, group.count - first);
+    auto* const* tensors = group.tensors + first;
+    for (int64_t at = 0; at < some; ++at) fetch(tensors[at], 0, plain.impl_at);
+    for (int64_t at = 0; at < some; ++at) {
+      if (!plain.is(type_of(tensors[at]))) return false;
+      fetch_tensor(next[at] = impl_of(tensors[at], plain.impl_at));
+    }
+    if (gradients) {
+      for (int64_t at = 0; at < some; ++at) fetch(next[at]->autograd_meta(), 0, 40);
+      for (int64_t at = 0; at < some; ++at) fetch_tensor(next[at] = gradient(*next[at]));
+    }
+    for (int64_t at = 0; at < some; ++at) fetch(storage_of(*next[at]), 0, 56);
+    for (int64_t at = 0; at < some; ++at) {
+      if (gradients && next[at] == c10::UndefinedTensorImpl::singleton()) continue;
+      if (!add(*next[at], device, end, changed)) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 extern "C" {
 
-// Of each tensor, or of its gradient, if there is one; the caller holds the GIL. All of them live while `freed` is an
-// empty list. `types`: those whose memory is a storage of their own. `found` has place for one of each, and holds what
-// was found last. Returns twice how many were written, and 1 more if one of them is new; -1: one is not that plain.
-int64_t gpumon_storages(PyObject* const* tensors, int64_t count, PyObject* freed, bool gradients, int64_t device,
-                        PyObject* const* types, int impl_at, Storage* found) {
-  if (PyList_Size(freed) != 0) return -1;
-  const c10::TensorImpl* next[AT_ONCE];
-  auto* end = found;
+// The fields of native_storages._Reading. `found` has place for one storage of each tensor and each gradient, and holds
+// `found_count` that were found last; -1: unknown.
+struct Reading {
+  Plain plain;
+  int64_t device;
+  Group tensors;
+  Group parameters;  // whose gradients count
+  Storage* found;
+  int64_t found_count;
+};
+
+// The caller holds the GIL. 1: others were found than last; 0: the same; -1: one is not that plain.
+int64_t gpumon_read(Reading* reading) {
+  const auto before = std::exchange(reading->found_count, -1);
+  auto* end = reading->found;
   bool changed = false;
+  const auto& plain = reading->plain;
   try {
-    for (int64_t first = 0; first < count; first += AT_ONCE) {
-      const auto some = std::min(AT_ONCE, count - first);
-      for (int64_t at = 0; at < some; ++at) fetch(tensors[first + at], 0, impl_at);
-      for (int64_t at = 0; at < some; ++at) {
-        const auto* type = type_of(tensors[first + at]);
-        if (type != types[0] && type != types[1]) return -1;
-        fetch_tensor(next[at] = impl_of(tensors[first + at], impl_at));
-      }
-      if (gradients) {
-        for (int64_t at = 0; at < some; ++at) fetch(next[at]->autograd_meta(), 0, 40);
-        for (int64_t at = 0; at < some; ++at) fetch_tensor(next[at] = gradient(*next[at]));
-      }
-      for (int64_t at = 0; at < some; ++at) fetch(storage_of(*next[at]), 48, 56);
-      for (int64_t at = 0; at < some; ++at) {
-        if (gradients && next[at] == c10::UndefinedTensorImpl::singleton()) continue;
-        if (!add(*next[at], device, end, changed)) return -1;
-      }
+    if (!read_group(reading->tensors, false, plain, reading->device, end, changed) ||
+        !read_group(reading->parameters, true, plain, reading->device, end, changed)) {
+      return -1;
     }
   } catch (...) {  // symbolic sizes
     return -1;
   }
-  return 2 * (end - found) + changed;
+  reading->found_count = end - reading->found;
+  return changed || reading->found_count != before;
 }
 
-// The bytes of the different ones of `found` that are not among `owned`, which are all different. -1: no memory.
-int64_t gpumon_beyond(const Storage* found, int64_t count, const int64_t* owned, int64_t owned_count) {
-  const auto bits = std::bit_width(static_cast<uint64_t>(count)) + 1;
-  std::vector<const Storage*> table;
-  try {
-    table.resize(size_t{1} << bits);
-  } catch (...) {
-    return -1;
-  }
-  const auto place = [&](int64_t identity) {  // that of `identity`, or the empty one where it would be
-    auto at = (static_cast<uint64_t>(identity) * 0x9E3779B97F4A7C15U) >> (64 - bits);
-    while (table[at] != nullptr && table[at]->identity != identity) at = (at + 1) & (table.size() - 1);
-    return at;
+// The bytes of the different ones of `found` that are not among `owned`, which are all different. `table` has place for
+// twice as many as were found, a power of two.
+int64_t gpumon_beyond(const Storage* found, int64_t count, const int64_t* owned, int64_t owned_count, Storage* table,
+                      int64_t size) {
+  const auto place = [&](int64_t identity) -> Storage& {  // that of `identity`, or the empty one where it would be
+    auto at = (static_cast<uint64_t>(identity) * 0x9E3779B97F4A7C15U) >> 32;
+    while (at &= size - 1, table[at].identity != identity && table[at].identity != 0) ++at;
+    return table[at];
   };
+  std::fill(table, table + size, Storage{});
   int64_t total = 0;
   for (const auto* each = found; each != found + count; ++each) {
-    auto& its = table[place(each->identity)];
-    if (its == nullptr) total += (its = each)->bytes;
+    auto& its = place(each->identity);
+    if (its.identity == 0) total += (its = *each).bytes;
   }
-  for (const auto* each = owned; each != owned + owned_count; ++each) {
-    const auto* its = table[place(*each)];
-    if (its != nullptr) total -= its->bytes;
-  }
+  for (const auto* each = owned; each != owned + owned_count; ++each) total -= place(*each).bytes;
   return total;
 }
 
@@ -143,61 +173,152 @@ bool gpumon_has(const Storage* found, int64_t count, int64_t identity) {
   return std::any_of(found, found + count, [&](const Storage& each) { return each.identity == identity; });
 }
 
-// Reads the storages of the tensors in the first value of a dict of dicts, on any device: of each the identity, bytes and
-// address. Returns as gpumon_storages; -1: they are not that plain, are nested deeper, or are more than `room` has place
-// for.
-int64_t gpumon_first_entry(PyObject* state, PyObject* const* types, int impl_at, Storage* found, int64_t room) {
-  intptr_t position = 0;
-  PyObject *key, *first, *value;
-  if (!(PyType_GetFlags(type_of(state)) & DICT)) return -1;
-  if (!PyDict_Next(state, &position, &key, &first)) return 0;
-  if (!(PyType_GetFlags(type_of(first)) & DICT)) return -1;
-  auto* end = found;
-  bool changed = false;
-  position = 0;
-  try {
-    while (PyDict_Next(first, &position, &key, &value)) {
-      auto* type = type_of(value);
-      if (type != types[0] && type != types[1]) {
-        if ((PyType_GetFlags(type) & CONTAINER) || PyType_IsSubtype(type, types[0])) return -1;
-        continue;
-      }
-      const auto& tensor = *impl_of(value, impl_at);
-      if (end + 2 > found + room || !add(tensor, tensor.get_device(), end, changed)) return -1;
-      const Storage address{reinterpret_cast<int64_t>(storage_of(tensor)->data()), 0};
-      changed |= !(address == *end);
-      *end++ = address;
-    }
-  } catch (...) {
-    return -1;
-  }
-  return 2 * (end - found) + changed;
-}
+// The fields of native_storages._First.
+struct First {
+  Plain plain;
+  PyObject* state;  // only compared
+  int64_t size;     // -1: unknown
+  Storage* found;
+  int64_t found_count;
+  int64_t room;
+};
 
-// Whether the dicts that modules have under `name` hold exactly the values `known`, in order, beside `none`. The modules
-// live while `freed` is an empty list; the values are only compared. False, too: Python must look.
-bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed, PyObject* name, PyObject* none,
-                        PyObject* const* known, int64_t known_count) {
-  int64_t next = 0;
-  bool same = true;
-  for (int64_t at = 0; at < count && same; ++at) {
-    if (PyList_Size(freed) != 0) return false;  // a property may have run anything
-    auto* module = modules[at];
-    Py_IncRef(module);
-    auto* values = PyObject_GetAttr(module, name);
-    Py_DecRef(module);
-    if (values == nullptr) {
-      PyErr_Clear();
+// Whether a dict of dicts is the same one, as large, and its first value's tensors have the storages, on any device, and
+// addresses that they had in the last call. False, too: they are not that plain, are nested deeper, or are too many.
+bool gpumon_same_first(First* first, PyObject* state) {
+  intptr_t position = 0;
+  PyObject *key, *value, *entry;
+  if (!(PyType_GetFlags(type_of(state)) & DICT)) {
+    first->size = -1;
+    return false;
+  }
+  const auto size = std::exchange(first->size, -1);
+  const auto* before = std::exchange(first->state, state);
+  auto* end = first->found;
+  bool changed = false;
+  if (PyDict_Next(state, &position, &key, &entry)) {
+    if (!(PyType_GetFlags(type_of(entry)) & DICT)) return false;
+    position = 0;
+    try {
+      while (PyDict_Next(entry, &position, &key, &value)) {
+        auto* type = type_of(value);
+        if (!first->plain.is(type)) {
+          if ((PyType_GetFlags(type) & CONTAINER) || PyType_IsSubtype(type, first->plain.types[0])) return false;
+          continue;
+        }
+        const auto& tensor = *impl_of(value, first->plain.impl_at);
+        if (end + 2 > first->found + first->room || !add(tensor, tensor.get_device(), end, changed)) return false;
+        const Storage address{reinterpret_cast<int64_t>(storage_of(tensor)->data()), 0};
+        changed |= !(address == *end);
+        *end++ = address;
+      }
+    } catch (...) {
       return false;
     }
-    same = PyType_GetFlags(type_of(values)) & DICT;
-    intptr_t position = 0;
-    PyObject *key, *value;
-    while (same && PyDict_Next(values, &position, &key, &value)) {
-      if (value != none) same = next < known_count && known[next++] == value;
-    }
-    Py_DecRef(values);
   }
-  return same && next == known_count;
+  first->size = PyDict_Size(state);
+  const auto count = std::exchange(first->found_count, end - first->found);
+  return !changed && before == state && size == first->size && count == first->found_count;
+}
+
+// Reads several at once, and compares `states`, a list, with as many `firsts`. Returns a bit for each reading that found
+// others than last, and the next higher one if a state is another; -1: one of the tensors is not that plain.
+int64_t gpumon_look(Reading* const* readings, int64_t count, First* const* firsts, PyObject* states) {
+  int64_t changed = 0;
+  bool plain = true;
+  for (int64_t at = 0; at < count; ++at) {
+    const auto read = gpumon_read(readings[at]);
+    plain &= read >= 0;
+    changed |= (read & 1) << at;
+  }
+  for (int64_t at = 0; at < PyList_Size(states); ++at) {
+    if (!gpumon_same_first(firsts[at], PyList_GetItem(states, at))) changed |= int64_t{1} << count;
+  }
+  return plain ? changed : -1;
+}
+
+// The fields of native_storages._Alive. `references` are weak ones to the Python objects of storages, which live as long
+// as these.
+struct Alive {
+  PyObject** references;
+  int64_t* identities;
+  int64_t count;
+  int64_t device;
+  const int64_t* taken;  // identities that do not count
+  int64_t taken_count;
+  Storage* found;  // has place for all
+  int64_t found_count;
+  int64_t bytes;  // of those
+};
+
+// Finds those on `device` that are not taken, and leaves out of the list those that live no more. False: Python must
+// look.
+bool gpumon_alive(Alive* alive, PyObject* none) {
+  auto* end = alive->found;
+  const auto* taken = alive->taken;
+  int64_t living = 0;
+  for (int64_t at = 0; at < alive->count; ++at) fetch(alive->references[at], 0, 16);
+  for (int64_t at = 0; at < alive->count; ++at) {
+    if (PyWeakref_GetObject(alive->references[at]) == none) continue;
+    const auto identity = alive->identities[at];
+    fetch(reinterpret_cast<void*>(identity), 0, 56);
+    alive->references[living] = alive->references[at];
+    alive->identities[living++] = identity;
+  }
+  alive->count = living;
+  alive->bytes = 0;
+  for (int64_t at = 0; at < living; ++at) {
+    const auto identity = alive->identities[at];
+    const auto& storage = *reinterpret_cast<const c10::StorageImpl*>(identity);
+    const auto device = storage.device();
+    if ((device.is_cpu() ? -1 : device.index()) != alive->device) continue;
+    if (std::find(taken, taken + alive->taken_count, identity) != taken + alive->taken_count) continue;
+    try {
+      *end++ = {identity, static_cast<int64_t>(storage.nbytes())};
+    } catch (...) {  // a symbolic size
+      return false;
+    }
+    alive->bytes += end[-1].bytes;
+  }
+  alive->found_count = end - alive->found;
+  return true;
+}
+
+// What the modules' dicts of one name are expected to hold.
+struct Values {
+  PyObject* name;
+  PyObject* const* known;
+  int64_t count;
+};
+
+// Whether the dicts that modules have under these names hold exactly the known values, in order, beside `none`. The
+// modules live while `freed` is an empty list; the values are only compared. False, too: Python must look.
+bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed, const Values (&names)[2], PyObject* none) {
+  int64_t next[2] = {};
+  bool same = true;
+  for (int64_t at = 0; at < count; ++at) {
+    for (int64_t of = 0; of < 2; ++of) {
+      if (PyList_Size(freed) != 0) return false;  // a property may have run anything
+      const auto& [name, known, known_count] = names[of];
+      auto* module = modules[at];
+      Py_IncRef(module);
+      auto* values = PyObject_GetAttr(module, name);
+      Py_DecRef(module);
+      if (values == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      same = PyType_GetFlags(type_of(values)) & DICT;
+      intptr_t position = 0;
+      PyObject *key, *value;
+      while (same && PyDict_Next(values, &position, &key, &value)) {
+        if (value != none) same = next[of] < known_count && known[next[of]++] == value;
+      }
+      Py_DecRef(values);
+      if (!same) return false;
+    }
+  }
+  for (int64_t of = 0; of < 2; ++of) same &= next[of] == names[of].count;
+  return same;
 }
 }
