@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections import Counter
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
 from gpumon_agent.attribution import saving
-from gpumon_agent.attribution.activations import Activations
+from gpumon_agent.attribution.activations import Activations, Saved
 from gpumon_agent.attribution.graph import GraphWalk, Places, TooLarge
-from gpumon_agent.attribution.kept import Claimed
+from gpumon_agent.attribution.kept import Claimed, Storages
 from gpumon_agent.attribution.saving import READABLE
 
 pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
@@ -228,6 +230,59 @@ def test_where_a_saved_tensor_must_be_unpacked_nothing_is_read_once_somebody_pac
     assert (unpacked, activations.known, len(told)) == ([], False, 1)
     activations.stop()
     assert torch._C._autograd._push_saved_tensors_default_hooks is push
+
+
+def recorded(native: str, monkeypatch: pytest.MonkeyPatch) -> Activations:
+    monkeypatch.setenv("GPUMON_NATIVE", native)
+    activations = Activations(Places, pytest.fail, limited=False)
+    assert (activations._living is not None) is (native == "on")
+    return activations
+
+
+def note(activations: Activations, tensors: list[torch.Tensor]) -> None:
+    activations._note([(each, (0, f"{each.numel()}")) for each in tensors], ())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_c_says_the_same_of_what_lives_as_python(
+    native_reader: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    both = recorded("on", monkeypatch), recorded("off", monkeypatch)
+    tensors: list[torch.Tensor] = []
+    found: list[tuple[Saved, list[Any]]] = []
+    for _ in range(40):
+        tensors += [torch.ones(chosen.choice((0, 1, 5, 90))) for _ in range(chosen.choice((0, 1, 40)))]
+        again = chosen.sample(tensors, len(tensors) // 2)
+        for each in both:
+            note(each, again)
+        chosen.shuffle(tensors)
+        del tensors[: chosen.choice((0, 5, 100))]
+        known = [each.untyped_storage()._cdata for each in tensors]
+        some = [chosen.sample(known, chosen.choice((0, min(3, len(known)), len(known) // 2))) for _ in range(3)]
+        saved, claims = [], []
+        for each in both:
+            assert each.alive(0, Claimed()).nbytes == 0  # of another device
+            claims.append(Claimed(frozenset(some[0])))
+            claims[-1].gradients = Storages(dict.fromkeys(some[1], 4))
+            claims[-1].others.update(some[2])
+            saved.append(each.alive(-1, claims[-1]))
+        native, python = saved
+        assert native.nbytes == python.nbytes
+        assert [each in claims[0].activations for each in known] == [each in claims[1].activations for each in known]
+        found.append((native, sorted(python)))
+    assert all(sorted(native) == python for native, python in found)
+    assert sum(len(python) for _, python in found) > 100
+
+
+def test_what_is_gone_is_forgotten(native_reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = recorded("on", monkeypatch)
+    batch = torch.ones(1)
+    for _ in range(50):
+        note(activations, [batch, *[torch.ones(1) for _ in range(100)]])
+        assert activations.alive(-1, Claimed()).nbytes == 4
+    living: Any = activations._living
+    assert len(living) == len(living._kept) == len(activations._noted) == 1
 
 
 @pytest.mark.parametrize(("took_ms", "known"), [(6.9, True), (7.1, False)])

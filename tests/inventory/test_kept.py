@@ -264,6 +264,42 @@ def test_nothing_is_kept_alive(watched: Watched, of: str) -> None:
     assert inventory.owners(CPU, fresh=False)[:4] == (2 * LAYER, 400, 2 * LAYER, 0)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_an_input_whose_gradient_comes_and_goes(watched: Watched, first: bool) -> None:
+    x = torch.ones(8, 8, requires_grad=True)
+    watched.inventory.inputs((x,), {})
+    for given in (first, not first, first, not first):
+        x.grad = torch.ones(8, 8) if given else None
+        for fresh in (False, True, False):
+            assert watched.look(fresh=fresh)[2::3] == ((3 + given) * LAYER, LAYER)
+
+
+def test_an_optimizer_that_comes_and_goes(watched: Watched) -> None:
+    more = nn.Parameter(torch.ones(8, 8))
+    other = torch.optim.SGD([more], lr=0.1, momentum=0.9)
+    watched.inventory.watch(watched.model, [other])
+    more.grad = torch.ones(8, 8)
+    other.step()
+    assert watched.look(fresh=False).optimizer == 4 * LAYER
+    assert watched.look(fresh=False).optimizer == 4 * LAYER
+    del other
+    gc.collect()
+    assert watched.look(fresh=False)[2:4] == (4 * LAYER, 3 * LAYER)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_weights_replaced_as_another_device_is_looked_at(watched: Watched, kept: bool) -> None:
+    other = torch.device("cuda", 0)
+    for _ in range(2):
+        assert watched.inventory.owners(other, fresh=False) == (0, 0, 0, 0, 0, 0)
+    old = list(watched.model.parameters()) if kept else []
+    for layer in watched.model:
+        layer.weight = nn.Parameter(torch.ones(16, 8))
+    assert watched.inventory.owners(other) == (0, 0, 0, 0, 0, 0)
+    assert watched.look(fresh=False)[:2] == (6 * LAYER, 400)
+    del old
+
+
 def replaced(watched: Watched) -> None:
     watched.model[1].weight = nn.Parameter(torch.ones(16, 8))
 

@@ -37,7 +37,6 @@ WALK_NS = 7_000_000
 REST_MAX = 32
 """sampled steps without a walk, or turns without a breakdown of the peak"""
 _REPORTED_AT = 4  # skipped steps from which a notice is sent: a single slow walk is not worth one
-_FEW = 16  # live storages, each of which is looked up among those that have an owner
 _STRIDED = torch.strided
 _transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -234,8 +233,7 @@ class Activations:
             noted = self._noted = {identity: noted[identity] for identity in living.identities()}
             living.keep(noted.values())
         storages = Storages(found)
-        few = len(storages) < _FEW
-        if few or len(claimed.gradients) or not claimed.lasting.isdisjoint(noted):
+        if len(claimed.gradients) or not claimed.lasting.isdisjoint(noted):
             owned = [identity for identity in storages.by_identity if identity in claimed]
             if owned:
                 again = living.read(index, array("q", [*taken, *owned]))

@@ -191,6 +191,7 @@ class Inventory:
             if unchanged is not None:
                 self._state_uses += fresh
                 return unchanged
+        sums.look = None
         parameters = self._parameters(fresh=changed)
         gathered, gathered_bytes = _NOTHING, 0  # a parameter gathered by FSDP2 replaces its shard in the module
         if self._sharded or self._flat or self._partitioned:
@@ -214,22 +215,20 @@ class Inventory:
     def _look(self, sums: _Sums) -> Look | None:
         of = [sums.gradients, sums.weights, sums.buffers]
         words = [each.words for each in of if each.native and each.words is not None]
-        if self._native is None or len(words) < len(of) or len(sums.firsts) != len(self._optimizers):
+        if self._native is None or len(words) < len(of):
             return None
-        if self._sharded or self._flat or self._zero or self._ddp or self._partitioned:
-            return None
-        if any(_has_gradient(each) for each in _alive(self._inputs)):
-            return None
-        return sums.look or Look(self._native, words, sums.firsts)
+        return Look(self._native, words, sums.firsts)
 
     def _unchanged(self, sums: _Sums, index: int) -> Owners | None:
         """Those of the last call, but for gradients and inputs. None, too: they may be others."""
         look, lasting = sums.look, sums.lasting
-        if look is None or lasting is None:
+        if look is None or lasting is None or not look.is_of(self._known, self._buffers):
+            return None
+        if self._sharded or self._flat or self._zero or self._ddp or self._partitioned:
             return None
         states = [stepping(each).state for each in _alive(self._optimizers)]
         inputs = list(_alive(self._inputs))
-        if len(states) < len(self._optimizers) or any(map(_has_gradient, inputs)):
+        if any(map(_has_gradient, inputs)):
             return None
         changed = look.read(states)
         if changed >> 1:
@@ -434,8 +433,6 @@ class Inventory:
                 if flat is not None:
                     self._flat.append(weakref.ref(flat))
         self._modules = Living(modules)
-        for sums in self._sums.values():
-            sums.look = None
         self._partitioned = False
         self._known.forget()
         parameters = self._parameters().some()

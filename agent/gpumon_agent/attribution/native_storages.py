@@ -161,6 +161,11 @@ class Words:
         self._asked = tensors.ids, parameters.ids, device
 
     @property
+    def read_of(self) -> tuple[array[int], ...]:
+        """The ids of what is read."""
+        return self._asked[:2] if self._asked is not None else ()
+
+    @property
     def count(self) -> int:
         """How many; -1: unknown."""
         count: int = self._reading.found_count
@@ -204,10 +209,15 @@ class Look:
         self._of = words, firsts
         self._words, self._firsts = (array("Q", [each.address for each in of]) for of in self._of)
         self._where = *self._words.buffer_info(), self._firsts.buffer_info()[0]
+        self._groups = {id(ids) for each in words for ids in each.read_of if ids}
+
+    def is_of(self, *groups: Group[Tensor]) -> bool:
+        """Whether these are all that it reads. It must not read others: nobody would say that one was freed."""
+        return self._groups == {id(each.ids) for each in groups if each.ids}
 
     def read(self, states: list[object]) -> int:
-        """As gpumon_look. `states`: of each of `firsts`."""
-        changed: int = self._read(*self._where, states)
+        """As gpumon_look. `states`: of each of `firsts`. -1, too: there are more or fewer."""
+        changed: int = self._read(*self._where, states) if len(states) == len(self._firsts) else -1
         return changed
 
 
@@ -221,6 +231,7 @@ class LivingStorages:
         self._identities = array("q")
         self._ids = array("Q")
         self._kept: list[object] = []  # the references, and older ones
+        self._words = array("q")
 
     def __len__(self) -> int:
         """How many lived at the last reading, and were added since."""
@@ -237,6 +248,9 @@ class LivingStorages:
         alive = self._alive
         alive.references, alive.count = self._ids.buffer_info()
         alive.identities = self._identities.buffer_info()[0]
+        if len(self._words) < _WORDS * alive.count:
+            self._words = _words(_WORDS * alive.count)
+            alive.found = self._words.buffer_info()[0]
 
     def identities(self) -> array[int]:
         return self._identities[: len(self)]
@@ -248,12 +262,12 @@ class LivingStorages:
     def read(self, device: int, taken: array[int]) -> tuple[Found, int] | None:
         """Those on `device` that are not `taken`, and their bytes. Forgets the dead ones. None: Python must look."""
         alive = self._alive
-        words = _words(_WORDS * alive.count)
-        alive.device, alive.found = device, words.buffer_info()[0]
+        alive.device = device
         alive.taken, alive.taken_count = taken.buffer_info()
         if not self._native.alive(self._address, None):
             return None
-        return Found(self._native, words, alive.found_count), alive.bytes
+        count = alive.found_count
+        return Found(self._native, self._words[: _WORDS * count], count), alive.bytes
 
 
 def _words(count: int) -> array[int]:

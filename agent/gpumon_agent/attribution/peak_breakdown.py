@@ -108,7 +108,9 @@ class PeakBreakdowns:
         """Call it after each boundary of a sampled step was read on a device."""
         if device == CPU or ledger.requested is None:
             return
-        mine = self._devices.setdefault(device, _Device())
+        mine = self._devices.get(device)
+        if mine is None:
+            mine = self._devices[device] = _Device()
         key = ledger.phase, ledger.index
         peak = reading.allocated_peak
         mine.phases.append((key, peak or 0))

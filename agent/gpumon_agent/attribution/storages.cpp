@@ -297,6 +297,9 @@ bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed
   int64_t next[2] = {};
   bool same = true;
   for (int64_t at = 0; at < count; ++at) {
+    if (at % AT_ONCE == 0) {
+      for (int64_t ahead = at; ahead < std::min(at + AT_ONCE, count); ++ahead) fetch(modules[ahead], -24, 8);
+    }
     for (int64_t of = 0; of < 2; ++of) {
       if (PyList_Size(freed) != 0) return false;  // a property may have run anything
       const auto& [name, known, known_count] = names[of];
