@@ -202,7 +202,7 @@ class Inventory:
         self.claimed = claimed = Claimed(lasting.claimed)
         beside = claim(self._of_hooks_and_zero(), claimed, index) if self._ddp or self._zero else 0
         gradients, viewed = self._gradients(sums, parameters, claimed, lasting.ids, index)
-        sums.look = self._look(sums)
+        sums.look = self._look(sums, lasting.ids)
         return Owners(
             weights=lasting.weights,
             buffers=lasting.buffers,
@@ -212,18 +212,22 @@ class Inventory:
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
-    def _look(self, sums: _Sums) -> Look | None:
+    def _look(self, sums: _Sums, owned: array[int]) -> Look | None:
         of = [sums.gradients, sums.weights, sums.buffers]
         words = [each.words for each in of if each.native and each.words is not None]
         if self._native is None or len(words) < len(of):
             return None
-        return Look(self._native, words, sums.firsts)
+        return Look(self._native, words, sums.firsts, owned)
 
     def _unchanged(self, sums: _Sums, index: int) -> Owners | None:
         """Those of the last call, but for gradients and inputs. None, too: they may be others."""
         look, lasting = sums.look, sums.lasting
-        if look is None or lasting is None or not look.is_of(self._known, self._buffers):
+        if look is None or lasting is None:
             return None
+        listed, buffers = self._known.ids, self._buffers.ids
+        for each in look.lists:
+            if each is not listed and each is not buffers:  # nobody says that one of them was freed
+                return None
         if self._sharded or self._flat or self._zero or self._ddp or self._partitioned:
             return None
         states = [stepping(each).state for each in _alive(self._optimizers)]
@@ -236,7 +240,7 @@ class Inventory:
             return None
         gradients = sums.gradients
         if changed:
-            gradients.take(gradients.words.found() if gradients.words else {})
+            gradients.take(look.found(), (lasting.claimed, look.beyond))
         self.claimed = claimed = Claimed(lasting.claimed)
         own = gradients.beyond(lasting.claimed, lasting.ids)
         if own:

@@ -161,8 +161,9 @@ class Sum:
             self._read(listed, index)
         return not same
 
-    def take(self, found: dict[int, int] | Found) -> None:
-        self.found, self._beyond = Storages(found), None
+    def take(self, found: dict[int, int] | Found, beyond: tuple[Set[int], int] | None = None) -> None:
+        """`beyond`: what it returns for the first (as long as the found stay)."""
+        self.found, self._beyond = Storages(found), beyond
 
     def beyond(self, owned: Set[int], ids: array[int]) -> int:
         """Bytes of those that are not `owned`, which does not change later, and has these `ids`."""

@@ -69,6 +69,19 @@ class _First(ctypes.Structure):
     ]
 
 
+class _Look(ctypes.Structure):
+    _fields_ = [
+        ("readings", _POINTER),
+        ("count", _NUMBER),
+        ("firsts", _POINTER),
+        ("owned", _POINTER),
+        ("owned_count", _NUMBER),
+        ("table", _POINTER),
+        ("size", _NUMBER),
+        ("beyond", _NUMBER),
+    ]
+
+
 class _Values(ctypes.Structure):
     _fields_ = [("name", _OBJECT), ("known", _POINTER), ("count", _NUMBER)]
 
@@ -134,7 +147,7 @@ class Words:
     def __init__(self, native: Native) -> None:
         self._native = native
         self._read = native.read
-        self._words, self._table = array("q"), array("q")
+        self._words = array("q")
         self._asked: tuple[array[int], array[int], int] | None = None
         self._reading = _Reading(plain=native.plain, found_count=-1)
         self.address = ctypes.addressof(self._reading)
@@ -173,12 +186,16 @@ class Words:
 
     def beyond(self, owned: array[int]) -> int:
         """Bytes of those that are not `owned`."""
-        size = 1 << (2 * self.count).bit_length()
-        if len(self._table) < _WORDS * size:
-            self._table = _words(_WORDS * size)
-        found, table = self._words.buffer_info()[0], self._table.buffer_info()[0]
-        total: int = self._native.beyond(found, self.count, *owned.buffer_info(), table, size)
+        table = _table(self.count)
+        to, words = table.buffer_info()
+        found = self._words.buffer_info()[0]
+        total: int = self._native.beyond(found, self.count, *owned.buffer_info(), to, words // _WORDS)
         return total
+
+    @property
+    def room(self) -> int:
+        """The most that can be found."""
+        return len(self._words) // _WORDS
 
     def found(self) -> Found:
         """Valid until the next call of `read`."""
@@ -204,21 +221,31 @@ class FirstEntry:
 class Look:
     """Reads what was read last of several, in one call."""
 
-    def __init__(self, native: Native, words: Sequence[Words], firsts: Sequence[FirstEntry]) -> None:
+    def __init__(self, native: Native, words: Sequence[Words], firsts: Sequence[FirstEntry], owned: array[int]) -> None:
         self._read = native.look
-        self._of = words, firsts
-        self._words, self._firsts = (array("Q", [each.address for each in of]) for of in self._of)
-        self._where = *self._words.buffer_info(), self._firsts.buffer_info()[0]
-        self._groups = {id(ids) for each in words for ids in each.read_of if ids}
-
-    def is_of(self, *groups: Group[Tensor]) -> bool:
-        """Whether these are all that it reads. It must not read others: nobody would say that one was freed."""
-        return self._groups == {id(each.ids) for each in groups if each.ids}
+        self._of = words, firsts, owned
+        self._words, self._firsts = (array("Q", [each.address for each in of]) for of in (words, firsts))
+        self._table = _table(words[0].room)
+        self._look = _Look(*self._words.buffer_info(), self._firsts.buffer_info()[0], *owned.buffer_info())
+        self._look.table, self._look.size = self._table.buffer_info()[0], len(self._table) // _WORDS
+        self._address = ctypes.addressof(self._look)
+        self.lists = [ids for each in words for ids in each.read_of if ids]
+        """the ids of what it reads"""
 
     def read(self, states: list[object]) -> int:
         """As gpumon_look. `states`: of each of `firsts`. -1, too: there are more or fewer."""
-        changed: int = self._read(*self._where, states) if len(states) == len(self._firsts) else -1
+        changed: int = self._read(self._address, states) if len(states) == len(self._firsts) else -1
         return changed
+
+    def found(self) -> Found:
+        """What the first reading found. Valid until the next one."""
+        return self._of[0][0].found()
+
+    @property
+    def beyond(self) -> int:
+        """Bytes of what the first reading found in the last call, if others than before, that are not `owned`."""
+        beyond: int = self._look.beyond
+        return beyond
 
 
 class LivingStorages:
@@ -270,6 +297,11 @@ class LivingStorages:
         return Found(self._native, self._words[: _WORDS * count], count), alive.bytes
 
 
+def _table(count: int) -> array[int]:
+    """For gpumon_beyond, of so many storages."""
+    return _words(_WORDS << (2 * count).bit_length())
+
+
 def _words(count: int) -> array[int]:
     return array("q", bytes(_WORD_BYTES * count))
 
@@ -317,7 +349,7 @@ def load() -> Native | None:
     native.same_first.restype = ctypes.c_bool
     native.same_first.argtypes = [_POINTER, _OBJECT]
     native.look.restype = _NUMBER
-    native.look.argtypes = [_POINTER, _NUMBER, _POINTER, _OBJECT]
+    native.look.argtypes = [_POINTER, _OBJECT]
     native.alive.restype = ctypes.c_bool
     native.alive.argtypes = [_POINTER, _OBJECT]
     native.same_values.restype = ctypes.c_bool

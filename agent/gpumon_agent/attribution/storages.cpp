@@ -221,20 +221,39 @@ bool gpumon_same_first(First* first, PyObject* state) {
   return !changed && before == state && size == first->size && count == first->found_count;
 }
 
+// The fields of native_storages._Look.
+struct Look {
+  Reading* const* readings;
+  int64_t count;
+  First* const* firsts;
+  const int64_t* owned;
+  int64_t owned_count;
+  Storage* table;
+  int64_t size;
+  int64_t beyond;
+};
+
 // Reads several at once, and compares `states`, a list, with as many `firsts`. Returns a bit for each reading that found
-// others than last, and the next higher one if a state is another; -1: one of the tensors is not that plain.
-int64_t gpumon_look(Reading* const* readings, int64_t count, First* const* firsts, PyObject* states) {
+// others than last, and the next higher one if a state is another; -1: one of the tensors is not that plain. If the first
+// reading found others, `beyond` are its bytes that are not `owned`.
+int64_t gpumon_look(Look* look, PyObject* states) {
   int64_t changed = 0;
   bool plain = true;
-  for (int64_t at = 0; at < count; ++at) {
-    const auto read = gpumon_read(readings[at]);
+  for (int64_t at = 0; at < look->count; ++at) {
+    const auto read = gpumon_read(look->readings[at]);
     plain &= read >= 0;
     changed |= (read & 1) << at;
   }
   for (int64_t at = 0; at < PyList_Size(states); ++at) {
-    if (!gpumon_same_first(firsts[at], PyList_GetItem(states, at))) changed |= int64_t{1} << count;
+    if (!gpumon_same_first(look->firsts[at], PyList_GetItem(states, at))) changed |= int64_t{1} << look->count;
   }
-  return plain ? changed : -1;
+  if (!plain) return -1;
+  if (changed & 1) {
+    const auto& first = *look->readings[0];
+    look->beyond =
+        gpumon_beyond(first.found, first.found_count, look->owned, look->owned_count, look->table, look->size);
+  }
+  return changed;
 }
 
 // The fields of native_storages._Alive. `references` are weak ones to the Python objects of storages, which live as long
