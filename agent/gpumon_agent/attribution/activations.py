@@ -4,7 +4,7 @@ Model. In a sampled step the graph is walked (graph.py) from the root's output a
 roots as it begins, which adds the loss. (An evaluation has no graph; its output is still recorded.) Each storage gets a
 weak reference: its Python object lives exactly as long as the storage. At a boundary, activations are the recorded
 storages that are alive and have no owner (weights, inputs, ...): none after a plain backward, unless the script keeps a
-graph or an output.
+graph or an output. Where C++ is compiled, one call of it finds them; their list is made when somebody reads it.
 Autocast's cache keeps a half-precision copy of each weight that it casts. Copies that no gradient needs (a first
 layer's, biases) are in no node; their sizes follow from the nodes that made them. An evaluation makes no nodes, and is
 assumed to copy what a training forward copied.
