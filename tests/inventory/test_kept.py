@@ -274,6 +274,15 @@ def test_an_input_whose_gradient_comes_and_goes(watched: Watched, first: bool) -
             assert watched.look(fresh=fresh)[2::3] == ((3 + given) * LAYER, LAYER)
 
 
+def test_after_an_error_nothing_is_looked_at_in_one_call(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read last may be freed by then."""
+    monkeypatch.setattr(watched.inventory, "_state", lambda *_: 1 / 0)
+    watched.weight.data = torch.ones(16, 8)
+    with pytest.raises(ZeroDivisionError):
+        watched.look(fresh=False)
+    assert watched.inventory._sums[-1].look is None
+
+
 def test_an_optimizer_that_comes_and_goes(watched: Watched) -> None:
     more = nn.Parameter(torch.ones(8, 8))
     other = torch.optim.SGD([more], lr=0.1, momentum=0.9)

@@ -52,7 +52,6 @@ from gpumon_agent.storages import (
 
 _STATE_EVERY_FRESH = 16
 _PLAIN = (Tensor, Parameter)
-_NOTHING: frozenset[int] = frozenset()
 _STATES = 3  # the bit of a look, after those of gradients, weights and buffers
 
 
@@ -78,7 +77,7 @@ class _State(NamedTuple):
 class _Lasting(NamedTuple):
     """Weights, buffers and optimizer state on one device; valid until one of them is read again."""
 
-    gathered: Set[int]
+    gathered: set[int]
     """identities claimed before"""
     owned: set[int]
     """identities of weights and buffers"""
@@ -193,14 +192,11 @@ class Inventory:
             if unchanged is not None:
                 self._state_uses += fresh
                 return unchanged
-        sums.look = None
+        sums.look = None  # what it reads may be freed if an error ends this call
         parameters = self._parameters(fresh=changed)
-        gathered, gathered_bytes = _NOTHING, 0  # a parameter gathered by FSDP2 replaces its shard in the module
-        if self._sharded or self._flat or self._partitioned:
-            now = Claimed()
-            gathered_bytes = claim(self.gathered(), now, index)
-            gathered = frozenset(now.others)
-        lasting = self._lasting(sums, parameters, gathered, index, fresh=fresh, changed=changed)
+        gathered = Claimed()  # a parameter gathered by FSDP2 replaces its shard in the module
+        gathered_bytes = claim(self.gathered(), gathered, index)
+        lasting = self._lasting(sums, parameters, gathered.others, index, fresh=fresh, changed=changed)
         self.claimed = claimed = Claimed(lasting.claimed)
         beside = claim(self._of_hooks_and_zero(), claimed, index) if self._ddp or self._zero else 0
         gradients, viewed = self._gradients(sums, parameters, claimed, lasting.ids, index)
@@ -210,7 +206,7 @@ class Inventory:
             buffers=lasting.buffers,
             gradients=gradients,
             optimizer=lasting.state.nbytes,
-            buckets=gathered_bytes + beside + (max(self._bucket_bytes(index, fresh=fresh), viewed) if self._ddp else 0),
+            buckets=gathered_bytes + beside + max(self._bucket_bytes(index, fresh=fresh), viewed),
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
@@ -261,7 +257,7 @@ class Inventory:
             buffers=sums["buffers"],
             gradients=sums["gradients"] + gradients,
             optimizer=sums["optimizer"],
-            buckets=sums["gathered"] + (max(self._bucket_bytes(index, fresh=True), sums["views"]) if self._ddp else 0),
+            buckets=sums["gathered"] + max(self._bucket_bytes(index, fresh=True), sums["views"]),
             inputs=claim(inputs, claimed, index),
         )
 
@@ -372,7 +368,7 @@ class Inventory:
         return self._native.same(self._modules, *listed)
 
     def _lasting(
-        self, sums: _Sums, parameters: Living[Tensor], gathered: Set[int], index: int, *, fresh: bool, changed: bool
+        self, sums: _Sums, parameters: Living[Tensor], gathered: set[int], index: int, *, fresh: bool, changed: bool
     ) -> _Lasting:
         buffers = self._each_buffer(fresh=changed)
         look, self._one_freed = fresh or self._one_freed, False
@@ -381,13 +377,13 @@ class Inventory:
         state = self._state(sums, gathered, index, fresh)
         kept = sums.lasting
         if kept is None or others or kept.state is not state or kept.gathered != gathered:
-            claimed = set(gathered)
+            claimed = gathered.copy()
             own = sums.weights.claim(claimed), sums.buffers.claim(claimed)
             both = claimed | state.claimed
             kept = sums.lasting = _Lasting(gathered, claimed - gathered, both, array("q", both), *own, state)
         return kept
 
-    def _state(self, sums: _Sums, gathered: Set[int], index: int, fresh: bool) -> _State:
+    def _state(self, sums: _Sums, gathered: set[int], index: int, fresh: bool) -> _State:
         optimizers = list(_alive(self._optimizers))
         same = self._same_state(sums, optimizers)
         self._state_uses += fresh
@@ -510,7 +506,7 @@ class Inventory:
 
     def _bucket_bytes(self, index: int, *, fresh: bool) -> int:
         """Bucket sizes from DDP's logger: 13 µs. With gradient_as_bucket_view the views may temporarily show more."""
-        if fresh or not self._buckets:
+        if self._ddp and (fresh or not self._buckets):
             self._buckets = {}
             for module in _alive(self._ddp):
                 parameter = next(module.parameters(), None)

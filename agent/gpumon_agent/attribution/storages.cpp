@@ -312,7 +312,8 @@ struct Values {
 
 // Whether the dicts that modules have under these names hold exactly the known values, in order, beside `none`. The
 // modules live while `freed` is an empty list; the values are only compared. False, too: Python must look.
-bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed, const Values (&names)[2], PyObject* none) {
+bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed, const Values (&names)[2],
+                        PyObject* none) {
   int64_t next[2] = {};
   bool same = true;
   for (int64_t at = 0; at < count; ++at) {
