@@ -17,40 +17,40 @@ from gpumon.tui.themes import NAMES
 from gpumon_agent import wire
 
 
-async def test_the_overview_answers_what_is_where_and_whether_it_fits(app_of, new_run) -> None:
+async def test_the_overview_answers_what_is_where_and_whether_it_fits(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual())
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.6)
+        await settled(pilot)
         shown = text_of(app)
     for words in ("train.py · pid 41873 · step 12,431", "61.0 of 139.8 GiB at the peak (backward)", "✓ fits", "● live"):
         assert words in shown
 
 
-async def test_a_process_that_dies_leaves_its_last_picture(reader_of, app_of, new_run) -> None:
+async def test_a_process_that_dies_leaves_its_last_picture(reader_of, app_of, new_run, settled) -> None:
     run = new_run().usual()
     reader = reader_of(run)
     app = app_of(reader=reader)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         reader.add(run.goodbye("lost", 12_432, "backward", "killed"))
-        await pilot.pause(0.6)
+        await settled(pilot)
         shown = text_of(app)
     assert "■ ended" in shown
     assert "in backward, step 12,432" in shown
     assert "weights 12.1" in shown
 
 
-async def test_a_restarted_job_is_picked_up_again(reader_of, app_of, new_run) -> None:
+async def test_a_restarted_job_is_picked_up_again(reader_of, app_of, new_run, settled) -> None:
     run = new_run().usual()
     reader = reader_of(run)
     app = app_of(reader=reader)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         reader.add(run.goodbye("exception", 12_432, "backward"))
-        await pilot.pause(0.3)
+        await settled(pilot)
         again = new_run(pid=50_001, t_ns=200_000_000_000).hello(clock=_later()).model().steps(0, 3).synced()
         reader.add(again)
-        await pilot.pause(0.8)
+        await settled(pilot)
         shown = text_of(app)
     assert "pid 50001" in shown
     assert "● live" in shown
@@ -62,58 +62,58 @@ def _later():
     return wire.Clock(200_000_000_000, 1_790_000_000_000_000_000 + 200_000_000_000)
 
 
-async def test_of_a_stopped_process_the_last_message_s_time_is_said(reader_of, app_of, new_run) -> None:
+async def test_of_a_stopped_process_the_last_message_s_time_is_said(reader_of, app_of, new_run, settled) -> None:
     reader = reader_of(new_run().usual())
     app = app_of(reader=reader)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         heard = datetime.fromtimestamp(app.view.rank.heard_unix_ns / 1e9).strftime("%H:%M:%S")
         reader.now_ns += 12_000_000_000
-        await pilot.pause(0.6)
+        await settled(pilot)
         shown = text_of(app)
     assert "◌ silent" in shown
     assert "UNKNOWN  the process sends nothing" in shown
     assert f"its last message came at {heard}" in " ".join(shown.split())
 
 
-async def test_pause_holds_the_picture_and_lets_go_again(reader_of, app_of, new_run) -> None:
+async def test_pause_holds_the_picture_and_lets_go_again(reader_of, app_of, new_run, settled) -> None:
     run = new_run().usual()
     reader = reader_of(run)
     app = app_of(reader=reader)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         await pilot.press("space")
         reader.add(run.step(12_432))
-        await pilot.pause(0.6)
+        await settled(pilot)
         assert "step 12,431" in text_of(app)
         assert "paused" in text_of(app)
         await pilot.press("space")
-        await pilot.pause(0.6)
+        await settled(pilot)
         assert "step 12,432" in text_of(app)
 
 
 @pytest.mark.parametrize("name", ["a[/]b", "[red]x[/red]", "\x1b[31mred\x1b[0m", "\x9b2J", "\u202egnp.exe"])
-async def test_names_are_drawn_as_they_are_and_never_as_markup_or_escapes(app_of, new_run, name) -> None:
+async def test_names_are_drawn_as_they_are_and_never_as_markup_or_escapes(app_of, new_run, name, settled) -> None:
     run = new_run(name=name).usual(20).goodbye("exception", 3, name, f"ValueError: {name}")
     app = app_of(run)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.6)
+        await settled(pilot)
         for key in ("7", "1", "question_mark"):
             shown = text_of(app)
             assert not any(c in shown for c in "\x1b\x9b\u202e")
             await pilot.press(key)
-            await pilot.pause(0.2)
+            await settled(pilot)
         if name.isprintable():
             await pilot.press("escape")
-            await pilot.pause(0.3)
+            await settled(pilot)
             assert name in text_of(app)
 
 
-async def test_no_bytes_of_colour_leave_with_no_color(app_of, new_run, monkeypatch) -> None:
+async def test_no_bytes_of_colour_leave_with_no_color(app_of, new_run, monkeypatch, settled) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     app = app_of(new_run().usual())
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.6)
+        await settled(pilot)
         colours = {
             color
             for strip in app.screen._compositor.render_strips()
@@ -125,34 +125,34 @@ async def test_no_bytes_of_colour_leave_with_no_color(app_of, new_run, monkeypat
     assert not colours
 
 
-async def test_themes_take_turns(app_of, new_run) -> None:
+async def test_themes_take_turns(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual(20))
     async with app.run_test(size=(120, 40)) as pilot:
         seen = []
         for _ in NAMES:
             seen.append(app.theme)
             await pilot.press("t")
-            await pilot.pause(0.2)
+            await settled(pilot)
         assert seen == list(NAMES)
         assert app.theme == NAMES[0]
 
 
-async def test_zoom_changes_how_many_steps_are_shown(app_of, new_run) -> None:
+async def test_zoom_changes_how_many_steps_are_shown(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual())
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert " 240 steps" in text_of(app)  # the whole run
         await pilot.press("plus", "plus")
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert " 100 steps" in text_of(app)
         await pilot.press("minus")
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert " 200 steps" in text_of(app)
         app.screen.query_one("#timeline").post_message(scrolled(MouseScrollUp))
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert " 100 steps" in text_of(app)
         app.screen.query_one("#timeline").post_message(scrolled(MouseScrollDown))
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert " 200 steps" in text_of(app)
 
 
@@ -187,15 +187,15 @@ async def test_each_span_of_the_timeline_is_about_twice_the_former(app_of, new_r
     assert all(2 <= more / fewer <= 2.5 for fewer, more in pairwise(spans))
 
 
-async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run) -> None:
+async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run, settled) -> None:
     app = app_of(*(new_run(rank=i, world_size=3, pid=600 + i).usual(20) for i in range(3)))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.5)
+        await settled(pilot)
         await pilot.press("2", "down", "down", "enter")
-        await pilot.pause(0.5)
+        await settled(pilot)
         assert "pid 602 · rank 2 of 3" in text_of(app)
         await pilot.press("left")
-        await pilot.pause(0.3)
+        await settled(pilot)
         assert "pid 601 · rank 1 of 3" in text_of(app)
 
 
@@ -211,34 +211,34 @@ async def test_a_leak_of_another_rank_is_seen_and_opened_from_here(app_of, new_r
         assert "rank 2" in line
         app.screen.query_one("#findings").focus()
         await pilot.press("enter")
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert "What to do here" in text_of(app)
         await pilot.press("d")
-        await pilot.pause(0.4)
+        await settled(pilot)
         assert app.current_mode == "leaks"
         assert "rank 2 of 3" in text_of(app)
 
 
-async def test_the_first_rank_is_shown_whichever_is_heard_first(app_of, new_run) -> None:
+async def test_the_first_rank_is_shown_whichever_is_heard_first(app_of, new_run, settled) -> None:
     app = app_of(*(new_run(rank=i, world_size=3, pid=600 + i).usual(20) for i in (2, 0, 1)))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.6)
+        await settled(pilot)
         assert "pid 600 · rank 0 of 3" in text_of(app)
 
 
-async def test_one_rank_has_no_ranks_screen(app_of, new_run) -> None:
+async def test_one_rank_has_no_ranks_screen(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual(20))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         await pilot.press("2")
         assert app.current_mode == "overview"
         assert "Ranks" not in text_of(app)
 
 
-async def test_help_lists_every_key_that_acts_and_says_what_it_does(app_of, new_run) -> None:
+async def test_help_lists_every_key_that_acts_and_says_what_it_does(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual(20))
     async with app.run_test(size=(120, 60)) as pilot:
-        await pilot.pause(0.4)
+        await settled(pilot)
         acting = {
             b.binding.tooltip for b in app.screen.active_bindings.values() if b.binding.id and b.enabled
         }  # the app's and the screen's own
@@ -263,12 +263,12 @@ async def test_every_binding_has_an_id_and_a_tooltip() -> None:
             assert binding.tooltip, binding
 
 
-async def test_the_explanation_has_the_figures_to_the_byte(app_of, new_run) -> None:
+async def test_the_explanation_has_the_figures_to_the_byte(app_of, new_run, settled) -> None:
     app = app_of(new_run().usual(20))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.5)
+        await settled(pilot)
         await pilot.press("e")
-        await pilot.pause(0.3)
+        await settled(pilot)
         ledger = app.view.device.ledger
         assert f"reserved {ledger.reserved:,} B = allocated {ledger.allocated:,}" in text_of(app)
 

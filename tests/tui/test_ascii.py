@@ -23,5 +23,5 @@ async def test_every_screen_and_page_is_ascii(app_of, new_run, settled) -> None:
             await settled(pilot)
             assert {char for char in drawn(app) if not char.isascii()} == set(), key
         app.toast("Saved deep_深い·file.svg")
-        await pilot.pause(0.3)
+        await settled(pilot)
         assert {char for char in drawn(app) if not char.isascii()} == set()

@@ -535,12 +535,12 @@ async def test_a_click_on_what_leaks_opens_its_finding_and_on_another_owner_expl
         rows = text_of(app).splitlines()[bar.region.y : bar.region.bottom]
         row = next(at for at, text in enumerate(rows) if text.startswith(" now"))
         await pilot.click("#device", offset=(rows[row].index("L"), row))
-        await pilot.pause(0.2)
+        await settled(pilot)
         assert isinstance(app.screen, FindingScreen)
         assert "outputs[*]" in text_of(app)
         await pilot.press("escape")
         await pilot.click("#device", offset=(rows[row].index("█"), row))
-        await pilot.pause(0.2)
+        await settled(pilot)
         assert isinstance(app.screen, FiguresScreen)
         shown = text_of(app)
         assert f"12.1 GiB now = {round(12.1 * GIB):,} B" in shown
@@ -548,12 +548,12 @@ async def test_a_click_on_what_leaks_opens_its_finding_and_on_another_owner_expl
         await pilot.press("escape")
         legend = next(at for at, text in enumerate(rows) if "optimizer " in text and not text.startswith(" peak"))
         await pilot.click("#device", offset=(rows[legend].index("optimizer") + 3, legend))
-        await pilot.pause(0.2)
+        await settled(pilot)
         assert isinstance(app.screen, FiguresScreen)
         assert "State tensors of the optimizers" in text_of(app)
         await pilot.press("escape")
         await pilot.click("#device", offset=(2, 0))
-        await pilot.pause(0.2)
+        await settled(pilot)
         assert len(app.screen_stack) == 1
 
 

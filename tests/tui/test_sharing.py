@@ -60,7 +60,7 @@ async def test_s_saves_the_screen_as_a_picture_and_says_where(
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
         await pilot.press("S")
-        await pilot.pause(0.2)
+        await settled(pilot)
         (file,) = tmp_path.iterdir()
         assert file.name == "gpumon-train-overview-12431.svg"
         assert ET.fromstring(file.read_text(encoding="utf-8")).tag.endswith("svg")
@@ -68,7 +68,7 @@ async def test_s_saves_the_screen_as_a_picture_and_says_where(
         (tmp_path / "there").write_text("a file")
         monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "there")
         await pilot.press("S")
-        await pilot.pause(0.2)
+        await settled(pilot)
         assert "cannot be saved" in app._said[-1].text
 
 
