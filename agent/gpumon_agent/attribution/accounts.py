@@ -298,7 +298,7 @@ class Accounts:
         device = index_of(where)
         # what rarely changes is summed again at the end of a step, unless that step breaks down its peak
         fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
-        owners = self.inventory.owners(where, fresh=fresh)
+        owners = self.inventory.owners(where, fresh=fresh, living=self._activations.storages)
         others = self._others.tensors(look=fresh)
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         checkpoints = self._loads.claim(device, self.inventory.claimed)

@@ -205,7 +205,7 @@ class Activations:
         self._newly.clear()
         saved = NOTHING
         if self._noted:
-            saved = self._found(index, claimed) or self._looked_up(index, claimed)
+            saved = self._seen(claimed) or self._found(index, claimed) or self._looked_up(index, claimed)
         claimed.activations = saved.storages
         return saved
 
@@ -219,19 +219,37 @@ class Activations:
         }
         return Saved(Storages(found), sum(found.values()), self._noted)
 
-    def _found(self, index: int, claimed: Claimed) -> Saved | None:
-        """The same in C++. None: it cannot."""
-        noted, living = self._noted, self._living
-        if living is None:
+    @property
+    def storages(self) -> LivingStorages | None:
+        """Those that C++ reads."""
+        return self._living if self._noted else None
+
+    def _seen(self, claimed: Claimed) -> Saved | None:
+        """The same if C++ has found it with what is `claimed`. None: it has not."""
+        living = self._living
+        if living is None or claimed.seen != len(claimed.others):
             return None
-        taken = noted.keys() & claimed.others
-        read = living.read(index, array("q", taken))
-        if read is None:
-            return None
-        found, nbytes = read
+        storages, nbytes = living.found()
+        return Saved(Storages(storages), nbytes, self._without_dead(living))
+
+    def _without_dead(self, living: LivingStorages) -> dict[int, _Noted]:
+        noted = self._noted
         if len(living) < len(noted) // 2:
             noted = self._noted = {identity: noted[identity] for identity in living.identities()}
             living.keep(noted.values())
+        return noted
+
+    def _found(self, index: int, claimed: Claimed) -> Saved | None:
+        """The same in C++, by itself. None: it cannot."""
+        living = self._living
+        if living is None:
+            return None
+        taken = self._noted.keys() & claimed.others
+        read = living.read(index, array("q", taken))
+        if read is None:
+            return None
+        noted = self._without_dead(living)
+        found, nbytes = read
         storages = Storages(found)
         if len(claimed.gradients) or not claimed.lasting.isdisjoint(noted):
             owned = [identity for identity in storages.by_identity if identity in claimed]

@@ -36,7 +36,7 @@ from gpumon_agent.attribution import native_storages, zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
 from gpumon_agent.attribution.kept import NONE, Claimed, Living, Sum, place
-from gpumon_agent.attribution.native_storages import FirstEntry, Group, Held, Look
+from gpumon_agent.attribution.native_storages import FirstEntry, Group, Held, Lists, LivingStorages, Look
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.module_tree import SEARCHED_EVERY
 from gpumon_agent.storages import (
@@ -84,7 +84,7 @@ class _Lasting(NamedTuple):
     claimed: set[int]
     """those of all"""
     ids: array[int]
-    """the same"""
+    """the same, sorted"""
     weights: int
     buffers: int
     state: _State
@@ -119,6 +119,7 @@ class Inventory:
         self._inputs: list[weakref.ref[Tensor]] = []
         self._handed = 0  # how many of them were arguments of the forward; they come first
         self._native = native_storages.load()
+        self._lists = self._native and Lists(self._native)
         self._sums: defaultdict[int, _Sums] = defaultdict(partial(_Sums, self._native))
         self._state_uses = 0
         self._buckets: dict[int, int] = {}
@@ -178,21 +179,22 @@ class Inventory:
         """Records, weakly, other tensors of the batch in the variables of the running forward's callers."""
         self._inputs += [weakref.ref(tensor) for tensor in beside(list(_alive(self._inputs)))]
 
-    def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
-        """Bytes of each owner on `device` now. `fresh=False` may use cached sums."""
+    def owners(self, device: torch.device, *, fresh: bool = True, living: LivingStorages | None = None) -> Owners:
+        """Bytes of each owner on `device` now. `fresh=False` may use cached sums. If one call of C++ is enough, it also
+        reads `living`, but for what an owner has (`claimed.seen`)."""
         index = index_of(device)
         if self._until_list <= 0:
             self._list()
             self._until_list = SEARCHED_EVERY
         self._until_list -= fresh
         sums = self._sums[index]
-        changed = fresh and not self._same_lists()
-        if not changed and self._state_uses + fresh < _STATE_EVERY_FRESH:
-            unchanged = self._unchanged(sums, index)
+        if self._state_uses + fresh < _STATE_EVERY_FRESH:
+            unchanged = self._unchanged(sums, index, living, fresh=fresh)
             if unchanged is not None:
                 self._state_uses += fresh
                 return unchanged
         sums.look = None  # what it reads may be freed if an error ends this call
+        changed = fresh and not self._same_lists()
         parameters = self._parameters(fresh=changed)
         gathered = Claimed()  # a parameter gathered by FSDP2 replaces its shard in the module
         gathered_bytes = claim(self.gathered(), gathered, index)
@@ -213,37 +215,45 @@ class Inventory:
     def _look(self, sums: _Sums, owned: array[int]) -> Look | None:
         of = [sums.gradients, sums.weights, sums.buffers]
         words = [each.words for each in of if each.native and each.words is not None]
-        if self._native is None or len(words) < len(of):
+        if self._native is None or self._lists is None or len(words) < len(of):
             return None
-        return Look(self._native, words, sums.firsts, owned)
+        return Look(self._native, words, sums.firsts, owned, self._lists)
 
-    def _unchanged(self, sums: _Sums, index: int) -> Owners | None:
+    def _unchanged(self, sums: _Sums, index: int, living: LivingStorages | None, *, fresh: bool) -> Owners | None:
         """Those of the last call, but for gradients and inputs. None, too: they may be others."""
-        look, lasting = sums.look, sums.lasting
-        if look is None or lasting is None:
+        look, lasting, lists = sums.look, sums.lasting, self._lists
+        if look is None or lasting is None or lists is None:
             return None
-        listed, buffers = self._known.ids, self._buffers.ids
+        known, buffers = self._known, self._buffers
         for each in look.lists:
-            if each is not listed and each is not buffers:  # nobody says that one of them was freed
+            if each is not known.ids and each is not buffers.ids:  # nobody says that one of them was freed
                 return None
         if self._sharded or self._flat or self._zero or self._ddp or self._partitioned:
             return None
+        if fresh:
+            lists.expect(self._modules, known, self._of_modules, buffers)
         states = [stepping(each).state for each in _alive(self._optimizers)]
-        inputs = list(_alive(self._inputs))
-        if any(map(_has_gradient, inputs)):
-            return None
-        changed = look.read(states)
+        changed = look.read(states, self._inputs, living, lists=fresh)
         if changed >> 1:
             sums.forget(changed)
             return None
         gradients = sums.gradients
         if changed:
-            gradients.take(look.found(), (lasting.claimed, look.beyond))
+            gradients.take(look.found())
         self.claimed = claimed = Claimed(lasting.claimed)
-        own = gradients.beyond(lasting.claimed, lasting.ids)
+        own = look.beyond
         if own:
             claimed.gradients = gradients.found
-        given = claim(inputs, claimed, index)
+        read = look.given()
+        if read is None:
+            inputs = list(_alive(self._inputs))
+            if any(map(_has_gradient, inputs)):
+                return None
+            given = claim(inputs, claimed, index)
+        else:
+            claimed.others, given = read
+            if look.alive_read:
+                claimed.seen = len(claimed.others)
         return Owners(lasting.weights, lasting.buffers, own, lasting.state.nbytes, 0, given)
 
     def rolled(self, device: torch.device, sums: dict[str, int]) -> Owners:
@@ -361,11 +371,11 @@ class Inventory:
 
     def _same_lists(self) -> bool:
         """Whether C++ says that the modules have exactly the parameters and buffers that are listed."""
-        known, buffers = self._known, self._buffers
-        if self._native is None or self._partitioned or not (known.live and buffers.live):
+        known, buffers, lists = self._known, self._buffers, self._lists
+        if lists is None or self._partitioned or not (known.live and buffers.live):
             return False
-        listed = ("_parameters", known, self._of_modules), ("_buffers", buffers, len(buffers.ids))
-        return self._native.same(self._modules, *listed)
+        lists.expect(self._modules, known, self._of_modules, buffers)
+        return lists.same() and known.live and buffers.live  # a property may have run anything
 
     def _lasting(
         self, sums: _Sums, parameters: Living[Tensor], gathered: set[int], index: int, *, fresh: bool, changed: bool
@@ -380,7 +390,7 @@ class Inventory:
             claimed = gathered.copy()
             own = sums.weights.claim(claimed), sums.buffers.claim(claimed)
             both = claimed | state.claimed
-            kept = sums.lasting = _Lasting(gathered, claimed - gathered, both, array("q", both), *own, state)
+            kept = sums.lasting = _Lasting(gathered, claimed - gathered, both, array("q", sorted(both)), *own, state)
         return kept
 
     def _state(self, sums: _Sums, gathered: set[int], index: int, fresh: bool) -> _State:

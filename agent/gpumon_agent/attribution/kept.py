@@ -99,7 +99,7 @@ NO_STORAGES = Storages({})
 class Claimed:
     """Identities of the storages that have an owner, by how long they are likely to have it."""
 
-    __slots__ = ("activations", "gradients", "lasting", "others")
+    __slots__ = ("activations", "gradients", "lasting", "others", "seen")
 
     def __init__(self, lasting: Set[int] = frozenset()) -> None:
         self.lasting = lasting
@@ -108,6 +108,8 @@ class Claimed:
         """likewise"""
         self.activations = NO_STORAGES
         self.others: set[int] = set()
+        self.seen = -1
+        """how many others there were as C++ found the activations that none of all these owns; -1: it did not"""
 
     def __contains__(self, identity: int) -> bool:
         return (
@@ -161,9 +163,8 @@ class Sum:
             self._read(listed, index)
         return not same
 
-    def take(self, found: dict[int, int] | Found, beyond: tuple[Set[int], int] | None = None) -> None:
-        """`beyond`: what it returns for the first (as long as the found stay)."""
-        self.found, self._beyond = Storages(found), beyond
+    def take(self, found: dict[int, int] | Found) -> None:
+        self.found, self._beyond = Storages(found), None
 
     def beyond(self, owned: Set[int], ids: array[int]) -> int:
         """Bytes of those that are not `owned`, which does not change later, and has these `ids`."""

@@ -69,8 +69,23 @@ class _First(ctypes.Structure):
     ]
 
 
+class _Values(ctypes.Structure):
+    _fields_ = [("name", _OBJECT), ("known", _POINTER), ("count", _NUMBER)]
+
+
+class _Lists(ctypes.Structure):
+    _fields_ = [
+        ("modules", _POINTER),
+        ("count", _NUMBER),
+        ("freed", _OBJECT),
+        ("names", _Values * 2),
+        ("none", _OBJECT),
+    ]
+
+
 class _Look(ctypes.Structure):
     _fields_ = [
+        ("lists", _POINTER),
         ("readings", _POINTER),
         ("count", _NUMBER),
         ("firsts", _POINTER),
@@ -79,11 +94,12 @@ class _Look(ctypes.Structure):
         ("table", _POINTER),
         ("size", _NUMBER),
         ("beyond", _NUMBER),
+        ("given", _POINTER),
+        ("room", _NUMBER),
+        ("given_count", _NUMBER),
+        ("given_bytes", _NUMBER),
+        ("alive_read", ctypes.c_bool),
     ]
-
-
-class _Values(ctypes.Structure):
-    _fields_ = [("name", _OBJECT), ("known", _POINTER), ("count", _NUMBER)]
 
 
 class _Alive(ctypes.Structure):
@@ -107,18 +123,9 @@ class Native(NamedTuple):
     same_first: Any
     look: Any
     alive: Any
-    same_values: Any
+    same_lists: Any
     plain: _Plain
     """the types whose memory is a storage of their own"""
-
-    def same(self, modules: Group[Module], *known: tuple[str, Group[Tensor], int]) -> bool:
-        """Whether the modules' dicts of two names hold exactly the first `count` of their tensors, in order, and None.
-
-        `known`: for each name (name, tensors, count).
-        """
-        values = (_Values * 2)(*[_Values(name, each.ids.buffer_info()[0], count) for name, each, count in known])
-        same = self.same_values(*modules.ids.buffer_info(), modules.freed, values, None)
-        return same and not any(each.freed for _, each, _ in known)
 
 
 class Found:
@@ -218,23 +225,59 @@ class FirstEntry:
         return same
 
 
+class Lists:
+    """Modules, and what their dicts of parameters and buffers are expected to hold, in order, beside None."""
+
+    def __init__(self, native: Native) -> None:
+        self._lists = _Lists(none=None)
+        self._lists.names[0].name, self._lists.names[1].name = "_parameters", "_buffers"
+        self.address = ctypes.addressof(self._lists)
+        self._same = partial(native.same_lists, self.address)
+        self._of: tuple[array[int], ...] = ()
+
+    def expect(self, modules: Group[Module], parameters: Group[Tensor], count: int, buffers: Group[Tensor]) -> None:
+        """Of the parameters the first `count`. All of them must live when C++ reads this."""
+        of, lists = self._of, self._lists
+        if not (of and of[0] is modules.ids and of[1] is parameters.ids and of[2] is buffers.ids):
+            self._of = modules.ids, parameters.ids, buffers.ids
+            lists.modules, lists.count = modules.ids.buffer_info()
+            lists.freed = modules.freed
+            lists.names[0].known = parameters.ids.buffer_info()[0]
+            lists.names[1].known, lists.names[1].count = buffers.ids.buffer_info()
+        lists.names[0].count = count
+
+    def same(self) -> bool:
+        same: bool = self._same()
+        return same
+
+
 class Look:
     """Reads what was read last of several, in one call."""
 
-    def __init__(self, native: Native, words: Sequence[Words], firsts: Sequence[FirstEntry], owned: array[int]) -> None:
-        self._read = native.look
-        self._of = words, firsts, owned
+    def __init__(
+        self,
+        native: Native,
+        words: Sequence[Words],
+        firsts: Sequence[FirstEntry],
+        owned: array[int],
+        lists: Lists,
+    ) -> None:
+        self._of = words, firsts, owned, lists
         self._words, self._firsts = (array("Q", [each.address for each in of]) for of in (words, firsts))
-        self._table = _table(words[0].room)
-        self._look = _Look(*self._words.buffer_info(), self._firsts.buffer_info()[0], *owned.buffer_info())
-        self._look.table, self._look.size = self._table.buffer_info()[0], len(self._table) // _WORDS
-        self._address = ctypes.addressof(self._look)
+        self._table, self._given = _table(words[0].room), _words(_WORDS * _ENTRIES)
+        self._look = look = _Look(lists.address, *self._words.buffer_info(), self._firsts.buffer_info()[0])
+        look.owned, look.owned_count = owned.buffer_info()
+        look.table, look.size, look.beyond = self._table.buffer_info()[0], len(self._table) // _WORDS, -1
+        look.given, look.room = self._given.buffer_info()[0], _ENTRIES
+        self._read = partial(native.look, ctypes.addressof(look))
         self.lists = [ids for each in words for ids in each.read_of if ids]
         """the ids of what it reads"""
 
-    def read(self, states: list[object]) -> int:
+    def read(self, states: list[object], inputs: list[Any], living: LivingStorages | None, *, lists: bool) -> int:
         """As gpumon_look. `states`: of each of `firsts`. -1, too: there are more or fewer."""
-        changed: int = self._read(self._address, states) if len(states) == len(self._firsts) else -1
+        if len(states) != len(self._firsts):
+            return -1
+        changed: int = self._read(lists, states, inputs, living and living.address)
         return changed
 
     def found(self) -> Found:
@@ -243,9 +286,22 @@ class Look:
 
     @property
     def beyond(self) -> int:
-        """Bytes of what the first reading found in the last call, if others than before, that are not `owned`."""
+        """Bytes of what the first reading found that are not `owned`."""
         beyond: int = self._look.beyond
         return beyond
+
+    def given(self) -> tuple[set[int], int] | None:
+        """Storages of the inputs that are neither owned nor found by the first reading, and their bytes. None: Python
+        must look."""
+        look = self._look
+        count = look.given_count
+        return None if count < 0 else (set(self._given[: _WORDS * count : _WORDS]), look.given_bytes)
+
+    @property
+    def alive_read(self) -> bool:
+        """Whether `living` was read, but for what is owned, found by the first reading, or given."""
+        read: bool = self._look.alive_read
+        return read
 
 
 class LivingStorages:
@@ -254,7 +310,7 @@ class LivingStorages:
     def __init__(self, native: Native) -> None:
         self._native = native
         self._alive = _Alive()
-        self._address = ctypes.addressof(self._alive)
+        self.address = ctypes.addressof(self._alive)
         self._identities = array("q")
         self._ids = array("Q")
         self._kept: list[object] = []  # the references, and older ones
@@ -291,10 +347,12 @@ class LivingStorages:
         alive = self._alive
         alive.device = device
         alive.taken, alive.taken_count = taken.buffer_info()
-        if not self._native.alive(self._address, None):
-            return None
-        count = alive.found_count
-        return Found(self._native, self._words[: _WORDS * count], count), alive.bytes
+        return self.found() if self._native.alive(self.address, None) else None
+
+    def found(self) -> tuple[Found, int]:
+        """Those of the last reading, and their bytes."""
+        count = self._alive.found_count
+        return Found(self._native, self._words[: _WORDS * count], count), self._alive.bytes
 
 
 def _table(count: int) -> array[int]:
@@ -334,7 +392,7 @@ def load() -> Native | None:
             library.gpumon_same_first,
             library.gpumon_look,
             library.gpumon_alive,
-            library.gpumon_same_values,
+            library.gpumon_same_lists,
             plain,
         )
     except (AttributeError, LookupError) as error:
@@ -349,11 +407,11 @@ def load() -> Native | None:
     native.same_first.restype = ctypes.c_bool
     native.same_first.argtypes = [_POINTER, _OBJECT]
     native.look.restype = _NUMBER
-    native.look.argtypes = [_POINTER, _OBJECT]
+    native.look.argtypes = [_POINTER, ctypes.c_bool, _OBJECT, _OBJECT, _POINTER]
     native.alive.restype = ctypes.c_bool
     native.alive.argtypes = [_POINTER, _OBJECT]
-    native.same_values.restype = ctypes.c_bool
-    native.same_values.argtypes = [_POINTER, _NUMBER, _OBJECT, _POINTER, _OBJECT]
+    native.same_lists.restype = ctypes.c_bool
+    native.same_lists.argtypes = [_POINTER]
     return native if _is_right(native) else None
 
 
@@ -378,10 +436,11 @@ def _is_right(native: Native) -> bool:
         module.register_parameter(str(at), parameter)
     module.register_buffer("buffer", tensors[0])
     held, buffers = Held(parameters), Held(tensors[:1])
-    same = [
-        native.same(Held([module]), ("_parameters", held, count), ("_buffers", known, 1))
-        for count, known in ((2, buffers), (1, buffers), (2, held))
-    ]
+    lists, same = Lists(native), []
+    modules = Held([module])
+    for count, known in ((2, buffers), (1, buffers), (2, Held(parameters[:1]))):
+        lists.expect(modules, held, count, known)
+        same.append(lists.same())
     if same != [True, False, False]:
         return False
     stores = [each.untyped_storage() for each in (*parameters, torch.ones(1, device="cpu"))]

@@ -117,6 +117,13 @@ bool read_group(const Group& group, bool gradients, const Plain& plain, int64_t 
   return true;
 }
 
+// In a table of `size`, a power of two: the place of `identity`, or the empty one where it would be.
+Storage& place(Storage* table, int64_t size, int64_t identity) {
+  auto at = (static_cast<uint64_t>(identity) * 0x9E3779B97F4A7C15U) >> 32;
+  while (at &= size - 1, table[at].identity != identity && table[at].identity != 0) ++at;
+  return table[at];
+}
+
 }  // namespace
 
 extern "C" {
@@ -151,21 +158,16 @@ int64_t gpumon_read(Reading* reading) {
 }
 
 // The bytes of the different ones of `found` that are not among `owned`, which are all different. `table` has place for
-// twice as many as were found, a power of two.
+// twice as many as were found, a power of two; then it holds them, by identity.
 int64_t gpumon_beyond(const Storage* found, int64_t count, const int64_t* owned, int64_t owned_count, Storage* table,
                       int64_t size) {
-  const auto place = [&](int64_t identity) -> Storage& {  // that of `identity`, or the empty one where it would be
-    auto at = (static_cast<uint64_t>(identity) * 0x9E3779B97F4A7C15U) >> 32;
-    while (at &= size - 1, table[at].identity != identity && table[at].identity != 0) ++at;
-    return table[at];
-  };
   std::fill(table, table + size, Storage{});
   int64_t total = 0;
   for (const auto* each = found; each != found + count; ++each) {
-    auto& its = place(each->identity);
+    auto& its = place(table, size, each->identity);
     if (its.identity == 0) total += (its = *each).bytes;
   }
-  for (const auto* each = owned; each != owned + owned_count; ++each) total -= place(*each).bytes;
+  for (const auto* each = owned; each != owned + owned_count; ++each) total -= place(table, size, *each).bytes;
   return total;
 }
 
@@ -221,41 +223,6 @@ bool gpumon_same_first(First* first, PyObject* state) {
   return !changed && before == state && size == first->size && count == first->found_count;
 }
 
-// The fields of native_storages._Look.
-struct Look {
-  Reading* const* readings;
-  int64_t count;
-  First* const* firsts;
-  const int64_t* owned;
-  int64_t owned_count;
-  Storage* table;
-  int64_t size;
-  int64_t beyond;
-};
-
-// Reads several at once, and compares `states`, a list, with as many `firsts`. Returns a bit for each reading that found
-// others than last, and the next higher one if a state is another; -1: one of the tensors is not that plain. If the first
-// reading found others, `beyond` are its bytes that are not `owned`.
-int64_t gpumon_look(Look* look, PyObject* states) {
-  int64_t changed = 0;
-  bool plain = true;
-  for (int64_t at = 0; at < look->count; ++at) {
-    const auto read = gpumon_read(look->readings[at]);
-    plain &= read >= 0;
-    changed |= (read & 1) << at;
-  }
-  for (int64_t at = 0; at < PyList_Size(states); ++at) {
-    if (!gpumon_same_first(look->firsts[at], PyList_GetItem(states, at))) changed |= int64_t{1} << look->count;
-  }
-  if (!plain) return -1;
-  if (changed & 1) {
-    const auto& first = *look->readings[0];
-    look->beyond =
-        gpumon_beyond(first.found, first.found_count, look->owned, look->owned_count, look->table, look->size);
-  }
-  return changed;
-}
-
 // The fields of native_storages._Alive. `references` are weak ones to the Python objects of storages, which live as long
 // as these.
 struct Alive {
@@ -269,38 +236,49 @@ struct Alive {
   int64_t found_count;
   int64_t bytes;  // of those
 };
+}
+
+namespace {
 
 // Finds those on `device` that are not taken, and leaves out of the list those that live no more. False: Python must
 // look.
-bool gpumon_alive(Alive* alive, PyObject* none) {
-  auto* end = alive->found;
-  const auto* taken = alive->taken;
+template <typename Taken>
+bool read_alive(Alive& alive, PyObject* none, const Taken& taken) {
+  auto* end = alive.found;
   int64_t living = 0;
-  for (int64_t at = 0; at < alive->count; ++at) fetch(alive->references[at], 0, 16);
-  for (int64_t at = 0; at < alive->count; ++at) {
-    if (PyWeakref_GetObject(alive->references[at]) == none) continue;
-    const auto identity = alive->identities[at];
+  for (int64_t at = 0; at < alive.count; ++at) fetch(alive.references[at], 0, 16);
+  for (int64_t at = 0; at < alive.count; ++at) {
+    if (PyWeakref_GetObject(alive.references[at]) == none) continue;
+    const auto identity = alive.identities[at];
     fetch(reinterpret_cast<void*>(identity), 0, 56);
-    alive->references[living] = alive->references[at];
-    alive->identities[living++] = identity;
+    alive.references[living] = alive.references[at];
+    alive.identities[living++] = identity;
   }
-  alive->count = living;
-  alive->bytes = 0;
+  alive.count = living;
+  alive.bytes = 0;
   for (int64_t at = 0; at < living; ++at) {
-    const auto identity = alive->identities[at];
+    const auto identity = alive.identities[at];
     const auto& storage = *reinterpret_cast<const c10::StorageImpl*>(identity);
     const auto device = storage.device();
-    if ((device.is_cpu() ? -1 : device.index()) != alive->device) continue;
-    if (std::find(taken, taken + alive->taken_count, identity) != taken + alive->taken_count) continue;
+    if ((device.is_cpu() ? -1 : device.index()) != alive.device || taken(identity)) continue;
     try {
       *end++ = {identity, static_cast<int64_t>(storage.nbytes())};
     } catch (...) {  // a symbolic size
       return false;
     }
-    alive->bytes += end[-1].bytes;
+    alive.bytes += end[-1].bytes;
   }
-  alive->found_count = end - alive->found;
+  alive.found_count = end - alive.found;
   return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+bool gpumon_alive(Alive* alive, PyObject* none) {
+  const auto *first = alive->taken, *last = first + alive->taken_count;
+  return read_alive(*alive, none, [=](int64_t identity) { return std::find(first, last, identity) != last; });
 }
 
 // What the modules' dicts of one name are expected to hold.
@@ -310,10 +288,19 @@ struct Values {
   int64_t count;
 };
 
-// Whether the dicts that modules have under these names hold exactly the known values, in order, beside `none`. The
-// modules live while `freed` is an empty list; the values are only compared. False, too: Python must look.
-bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed, const Values (&names)[2],
-                        PyObject* none) {
+// The fields of native_storages._Lists. The modules live while `freed` is an empty list; the values are only compared.
+struct Lists {
+  PyObject* const* modules;
+  int64_t count;
+  PyObject* freed;
+  Values names[2];
+  PyObject* none;
+};
+
+// Whether the dicts that modules have under these names hold exactly the known values, in order, beside `none`. False,
+// too: Python must look.
+bool gpumon_same_lists(const Lists* lists) {
+  const auto& [modules, count, freed, names, none] = *lists;
   int64_t next[2] = {};
   bool same = true;
   for (int64_t at = 0; at < count; ++at) {
@@ -343,5 +330,102 @@ bool gpumon_same_values(PyObject* const* modules, int64_t count, PyObject* freed
   }
   for (int64_t of = 0; of < 2; ++of) same &= next[of] == names[of].count;
   return same;
+}
+
+// The fields of native_storages._Look. `owned` is sorted, and holds all that the readings but the first one found, and
+// more. `table` has place for what the first one can find, as in gpumon_beyond.
+struct Look {
+  Lists* lists;
+  Reading* const* readings;
+  int64_t count;
+  First* const* firsts;
+  const int64_t* owned;
+  int64_t owned_count;
+  Storage* table;
+  int64_t size;
+  int64_t beyond;  // bytes of what the first reading found that are not owned; -1: unknown, and so is the table
+  Storage* given;  // storages of the inputs
+  int64_t room;
+  int64_t given_count;  // -1: Python must look
+  int64_t given_bytes;
+  bool alive_read;
+};
+}
+
+namespace {
+
+// Finds the storages of tensors, named by weak references in a list, that are neither owned nor gradients. False: Python
+// must look.
+template <typename Taken>
+bool read_given(Look& look, PyObject* references, const Taken& taken) {
+  const auto count = PyList_Size(references);
+  const auto& reading = *look.readings[0];
+  auto* end = look.given;
+  bool changed = false;
+  look.given_bytes = 0;
+  if (count > look.room) return false;
+  try {
+    for (intptr_t at = 0; at < count; ++at) {
+      auto* tensor = PyWeakref_GetObject(PyList_GetItem(references, at));
+      if (tensor == look.lists->none) continue;
+      if (!reading.plain.is(type_of(tensor))) return false;
+      const auto& impl = *impl_of(tensor, reading.plain.impl_at);
+      auto* its = end;
+      if (gradient(impl) != c10::UndefinedTensorImpl::singleton()) return false;
+      if (!add(impl, reading.device, end, changed)) return false;
+      if (its == end) continue;
+      if (taken(its->identity) || std::find(look.given, its, *its) != its) {
+        end = its;
+      } else {
+        look.given_bytes += its->bytes;
+      }
+    }
+  } catch (...) {
+    return false;
+  }
+  look.given_count = end - look.given;
+  return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Reads several at once; compares `states`, a list, with as many `firsts`, and before all, if so asked, the lists. Returns
+// a bit for each reading that found others than last, and the next higher one if a state is another; -1: Python must look.
+// If nothing but the first bit is set, it also reads the `inputs`, a list of weak references, and `alive`, if not null:
+// what is not owned, a gradient or an input.
+int64_t gpumon_look(Look* look, bool lists, PyObject* states, PyObject* inputs, Alive* alive) {
+  int64_t changed = 0;
+  look->given_count = -1;
+  look->alive_read = false;
+  if (lists && !gpumon_same_lists(look->lists)) return -1;
+  for (int64_t at = 0; at < look->count; ++at) {
+    const auto read = gpumon_read(look->readings[at]);
+    if (read < 0) return -1;
+    changed |= read << at;
+  }
+  for (int64_t at = 0; at < PyList_Size(states); ++at) {
+    if (!gpumon_same_first(look->firsts[at], PyList_GetItem(states, at))) changed |= int64_t{1} << look->count;
+  }
+  if (changed > 1) return changed;
+  const auto& first = *look->readings[0];
+  const auto *owned = look->owned, *owned_end = owned + look->owned_count;
+  if (changed || look->beyond < 0) {
+    look->beyond =
+        gpumon_beyond(first.found, first.found_count, owned, look->owned_count, look->table, look->size);
+  }
+  const auto has_owner = [=](int64_t identity) {
+    return place(look->table, look->size, identity).identity != 0 || std::binary_search(owned, owned_end, identity);
+  };
+  if (read_given(*look, inputs, has_owner) && alive != nullptr) {
+    const auto *given = look->given, *given_end = given + look->given_count;
+    alive->device = first.device;
+    look->alive_read = read_alive(*alive, look->lists->none, [=](int64_t identity) {
+      return has_owner(identity) ||
+             std::any_of(given, given_end, [=](const Storage& each) { return each.identity == identity; });
+    });
+  }
+  return changed;
 }
 }
