@@ -192,7 +192,7 @@ class Accounts:
         """A root's forward begins with these arguments. Returns their bytes and shapes."""
         found = self.inventory.inputs(args, kwargs)
         if self._cost.ledger:
-            with NO_COLLECTION, self._booked:
+            with self._booked:
                 self.inventory.beside()
         return found
 
@@ -206,7 +206,7 @@ class Accounts:
         if model is None or torch.is_grad_enabled() or self.many or _nothing_is_real():
             return
         if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):  # otherwise its cache is empty
-            with NO_COLLECTION, self._booked:
+            with self._booked:
                 self._activations.evaluated(model.parameters())
 
     def backward_begins(self, roots: Iterable[object]) -> None:
@@ -230,7 +230,7 @@ class Accounts:
     ) -> None:
         if not self._cost.ledger or self.many or not self._activations.known or _nothing_is_real():
             return
-        with NO_COLLECTION, self._booked:
+        with self._booked:
             self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
             if self._activations.known:
                 self._graph_lives = True
@@ -251,7 +251,7 @@ class Accounts:
         if phase == wire.BACKWARD:
             self._graph_lives = False
         if not _nothing_is_real():
-            with NO_COLLECTION, self._booked_by_thread:
+            with self._booked_by_thread:
                 if self.many:
                     self._boundary_of_many(step, phase, index, where, reading)
                 else:
@@ -360,7 +360,7 @@ class Accounts:
     def close_step(self, step: int) -> None:
         """Call it before the Step is recorded."""
         if self._cost.ledger:
-            with NO_COLLECTION, self._booked:
+            with self._booked:
                 composed = self._close_step(step)
             self._last_ns = self._cost.ledger_thread_ns
             if composed:

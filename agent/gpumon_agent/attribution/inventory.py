@@ -25,6 +25,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -141,6 +142,8 @@ class Inventory:
         """The storages counted by the last call of `owners`."""
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
+        for sums in self._sums.values():
+            sums.look = None  # C++ knows only the optimizers until now
         if all(known() is not model for known in self._models):
             self._models.append(weakref.ref(model))
         for optimizer in optimizers:
@@ -232,8 +235,7 @@ class Inventory:
             return None
         if fresh:
             lists.expect(self._modules, known, self._of_modules, buffers)
-        states = [stepping(each).state for each in _alive(self._optimizers)]
-        changed = look.read(states, self._inputs, living, lists=fresh)
+        changed = look.read(self._inputs, living, lists=fresh)
         if changed >> 1:
             sums.forget(changed)
             return None
@@ -414,12 +416,12 @@ class Inventory:
         """Whether C++ says that no mark has changed since the last call, for the same device."""
         if self._native is None:
             return False
-        if len(sums.firsts) != len(optimizers):
-            sums.firsts = [FirstEntry(self._native) for _ in optimizers]
-            return False
-        pairs = zip(sums.firsts, optimizers, strict=True)
-        same = [first.same(stepping(each).state) for first, each in pairs]  # of each: they note what they see
-        return all(same)
+        with_state = [stepping(each) for each in optimizers]
+        known = [first.optimizer() for first in sums.firsts]
+        if len(known) != len(with_state) or not all(map(is_, known, with_state)):
+            sums.firsts = [FirstEntry(self._native, each) for each in with_state]
+        same = [first.same(each.state) for first, each in zip(sums.firsts, with_state, strict=True)]
+        return all(same)  # of each: they note what they see
 
     def _list(self) -> None:
         """Walks all modules of all models, and keeps flat lists for later calls."""

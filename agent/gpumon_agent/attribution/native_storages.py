@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 from gpumon_agent import compiled
 from gpumon_agent.guard import pass_on
@@ -61,6 +62,8 @@ class _Reading(ctypes.Structure):
 class _First(ctypes.Structure):
     _fields_ = [
         ("plain", _Plain),
+        ("optimizer", _OBJECT),
+        ("name", _OBJECT),
         ("state", _POINTER),
         ("size", _NUMBER),
         ("found", _POINTER),
@@ -89,6 +92,7 @@ class _Look(ctypes.Structure):
         ("readings", _POINTER),
         ("count", _NUMBER),
         ("firsts", _POINTER),
+        ("first_count", _NUMBER),
         ("owned", _POINTER),
         ("owned_count", _NUMBER),
         ("table", _POINTER),
@@ -210,12 +214,14 @@ class Words:
 
 
 class FirstEntry:
-    """The first entry of an optimizer's state, as it was found last."""
+    """The first entry of an optimizer's state, as it was found last. Keeps the optimizer by weak reference."""
 
-    def __init__(self, native: Native) -> None:
-        self._words = _words(_WORDS * _ENTRIES)
-        self._first = _First(plain=native.plain, size=-1, found=self._words.buffer_info()[0], room=_ENTRIES)
-        self.address = ctypes.addressof(self._first)
+    def __init__(self, native: Native, optimizer: Optimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self._words = words = _words(_WORDS * _ENTRIES)
+        first = _First(native.plain, self.optimizer, "state", size=-1, found=words.buffer_info()[0], room=_ENTRIES)
+        self._first = first
+        self.address = ctypes.addressof(first)
         self._same = partial(native.same_first, self.address)
 
     def same(self, state: object) -> bool:
@@ -265,7 +271,7 @@ class Look:
         self._of = words, firsts, owned, lists
         self._words, self._firsts = (array("Q", [each.address for each in of]) for of in (words, firsts))
         self._table, self._given = _table(words[0].room), _words(_WORDS * _ENTRIES)
-        self._look = look = _Look(lists.address, *self._words.buffer_info(), self._firsts.buffer_info()[0])
+        self._look = look = _Look(lists.address, *self._words.buffer_info(), *self._firsts.buffer_info())
         look.owned, look.owned_count = owned.buffer_info()
         look.table, look.size, look.beyond = self._table.buffer_info()[0], len(self._table) // _WORDS, -1
         look.given, look.room = self._given.buffer_info()[0], _ENTRIES
@@ -273,11 +279,9 @@ class Look:
         self.lists = [ids for each in words for ids in each.read_of if ids]
         """the ids of what it reads"""
 
-    def read(self, states: list[object], inputs: list[Any], living: LivingStorages | None, *, lists: bool) -> int:
-        """As gpumon_look. `states`: of each of `firsts`. -1, too: there are more or fewer."""
-        if len(states) != len(self._firsts):
-            return -1
-        changed: int = self._read(lists, states, inputs, living and living.address)
+    def read(self, inputs: list[weakref.ref[Tensor]], living: LivingStorages | None, *, lists: bool) -> int:
+        """As gpumon_look."""
+        changed: int = self._read(lists, inputs, living and living.address)
         return changed
 
     def found(self) -> Found:
@@ -407,7 +411,7 @@ def load() -> Native | None:
     native.same_first.restype = ctypes.c_bool
     native.same_first.argtypes = [_POINTER, _OBJECT]
     native.look.restype = _NUMBER
-    native.look.argtypes = [_POINTER, ctypes.c_bool, _OBJECT, _OBJECT, _POINTER]
+    native.look.argtypes = [_POINTER, ctypes.c_bool, _OBJECT, _POINTER]
     native.alive.restype = ctypes.c_bool
     native.alive.argtypes = [_POINTER, _OBJECT]
     native.same_lists.restype = ctypes.c_bool

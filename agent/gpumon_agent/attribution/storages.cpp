@@ -73,6 +73,15 @@ PyObject* type_of(PyObject* object) {
   return type;
 }
 
+// A new reference. Null: there is none.
+PyObject* attribute(PyObject* object, PyObject* name) {
+  Py_IncRef(object);  // a property may drop it
+  auto* value = PyObject_GetAttr(object, name);
+  Py_DecRef(object);
+  if (value == nullptr) PyErr_Clear();
+  return value;
+}
+
 const c10::TensorImpl* impl_of(PyObject* object, int impl_at) {
   return *reinterpret_cast<c10::TensorImpl* const*>(reinterpret_cast<const char*>(object) + impl_at);
 }
@@ -178,6 +187,8 @@ bool gpumon_has(const Storage* found, int64_t count, int64_t identity) {
 // The fields of native_storages._First.
 struct First {
   Plain plain;
+  PyObject* optimizer;  // a weak reference
+  PyObject* name;       // "state"
   PyObject* state;  // only compared
   int64_t size;     // -1: unknown
   Storage* found;
@@ -310,14 +321,8 @@ bool gpumon_same_lists(const Lists* lists) {
     for (int64_t of = 0; of < 2; ++of) {
       if (PyList_Size(freed) != 0) return false;  // a property may have run anything
       const auto& [name, known, known_count] = names[of];
-      auto* module = modules[at];
-      Py_IncRef(module);
-      auto* values = PyObject_GetAttr(module, name);
-      Py_DecRef(module);
-      if (values == nullptr) {
-        PyErr_Clear();
-        return false;
-      }
+      auto* values = attribute(modules[at], name);
+      if (values == nullptr) return false;
       same = PyType_GetFlags(type_of(values)) & DICT;
       intptr_t position = 0;
       PyObject *key, *value;
@@ -339,6 +344,7 @@ struct Look {
   Reading* const* readings;
   int64_t count;
   First* const* firsts;
+  int64_t first_count;
   const int64_t* owned;
   int64_t owned_count;
   Storage* table;
@@ -391,11 +397,11 @@ bool read_given(Look& look, PyObject* references, const Taken& taken) {
 
 extern "C" {
 
-// Reads several at once; compares `states`, a list, with as many `firsts`, and before all, if so asked, the lists. Returns
-// a bit for each reading that found others than last, and the next higher one if a state is another; -1: Python must look.
+// Reads several at once, with the states of the optimizers of `firsts`, and before all, if so asked, the lists. Returns a
+// bit for each reading that found others than last, and the next higher one if a state is another; -1: Python must look.
 // If nothing but the first bit is set, it also reads the `inputs`, a list of weak references, and `alive`, if not null:
 // what is not owned, a gradient or an input.
-int64_t gpumon_look(Look* look, bool lists, PyObject* states, PyObject* inputs, Alive* alive) {
+int64_t gpumon_look(Look* look, bool lists, PyObject* inputs, Alive* alive) {
   int64_t changed = 0;
   look->given_count = -1;
   look->alive_read = false;
@@ -405,8 +411,14 @@ int64_t gpumon_look(Look* look, bool lists, PyObject* states, PyObject* inputs, 
     if (read < 0) return -1;
     changed |= read << at;
   }
-  for (int64_t at = 0; at < PyList_Size(states); ++at) {
-    if (!gpumon_same_first(look->firsts[at], PyList_GetItem(states, at))) changed |= int64_t{1} << look->count;
+  for (int64_t at = 0; at < look->first_count; ++at) {
+    auto& first = *look->firsts[at];
+    auto* optimizer = PyWeakref_GetObject(first.optimizer);
+    if (optimizer == look->lists->none) return -1;
+    auto* state = attribute(optimizer, first.name);
+    if (state == nullptr) return -1;
+    if (!gpumon_same_first(&first, state)) changed |= int64_t{1} << look->count;
+    Py_DecRef(state);
   }
   if (changed > 1) return changed;
   const auto& first = *look->readings[0];

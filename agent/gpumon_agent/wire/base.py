@@ -71,8 +71,8 @@ def clean_argv(argv: Iterable[str], limit: int = 4 * TEXT_CHARS_MAX) -> tuple[st
 def clean_fields(message: Struct, *names: str, limit: int = NAME_CHARS_MAX) -> None:
     for name in names:
         value = getattr(message, name)
-        if value is not None:
-            msgspec.structs.force_setattr(message, name, clean(value, limit))
+        if value is not None and (cleaned := clean(value, limit)) is not value:
+            msgspec.structs.force_setattr(message, name, cleaned)
 
 
 class Message(Struct, frozen=True, array_like=True, gc=False):

@@ -49,6 +49,7 @@ _cleaned = lru_cache(maxsize=256)(clean)  # phase names: equal ones share a stri
 _set = msgspec.structs.force_setattr  # looked up once
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
+_PHASES = frozenset((LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL))
 GRAPH_REPLAY = "graph replay"  # of a CUDA graph: its content is not seen, and its peak is not counted
 
 
@@ -177,7 +178,8 @@ class Ledger(Message, frozen=True, tag="ledger"):
     held_by: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # those variables, the largest first
 
     def __post_init__(self) -> None:
-        clean_fields(self, "phase", "module")
+        if self.phase not in _PHASES or self.module is not None:  # otherwise ours, and this runs with cold caches
+            clean_fields(self, "phase", "module")
         if self.hidden:
             msgspec.structs.force_setattr(self, "hidden", tuple(clean(name) for name in self.hidden))
 
