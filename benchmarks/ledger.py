@@ -5,6 +5,7 @@ One watched training on the virtual GPU; our functions are timed from outside, i
 loop       a boundary read again and again after an optimizer step: the processor's caches are warm
 in steps   the boundaries of every fourth step, after training has filled the caches with its own; the optimizer's
            boundary sums again what the others take from the cache
+yardstick  a step of 12 linear layers without gpumon, in processes of their own directly before and after each row
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ OPTIMIZERS = ("SGD", "Adam")
 EVERY = 4
 PHASES = ("between", "forward", "backward", "optimizer")
 BREAKS_DOWN = ", peak"
-COLUMNS = ("loop", "loop, optimizer", *PHASES, PHASES[2] + BREAKS_DOWN, "walks", "step")
+YARDSTICK_LAYERS = 12
+COLUMNS = ("loop", "loop, optimizer", *PHASES, PHASES[2] + BREAKS_DOWN, "walks", "step", "yardstick")
 NOTE = """Time of the training's thread, in µs. Of a boundary: medians, in a loop (of a backward, then of an optimizer
 phase) and in steps, by phase; `peak`: one sampled step in two breaks down its peak. `walks`: of a step's graph, `step`:
 all of it, both as means; once a second a step reports its layers. Linear layers of 64 × 64; SGD has momentum.
@@ -38,22 +40,36 @@ all of it, both as means; once a second a step reports its layers. Linear layers
 def main() -> None:
     parser = options(__doc__, write=True)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row (5)")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(int(args.child[0]), args.child[1], float(args.child[2]))
+        seconds, *row = args.child
+        say(child(float(seconds), int(row[0]), row[1]) if row else yardstick(float(seconds)))
         return
     rows = [NOTE, f"| parameters | optimizer | {' | '.join(COLUMNS)} |", f"|--:|---|{'--:|' * len(COLUMNS)}"]
     for parameters in PARAMETERS:
         for optimizer in OPTIMIZERS:
-            command = [sys.executable, __file__, "--child", str(parameters), optimizer, str(args.seconds)]
-            environment = virtual_gpu.environment() | {"GPUMON_NATIVE": "on"}
-            said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            virtual_gpu.remove_session(environment["VGPU_SESSION"])
-            took = json.loads(said.splitlines()[-1])
+            before = started(args.seconds / 2)
+            took = started(args.seconds, parameters, optimizer)
+            after = started(args.seconds / 2)
+            took["yardstick"] = (before["yardstick"] + after["yardstick"]) / 2
             figures = [f"{took[column]:,.0f}" if column in took else "" for column in COLUMNS]
             rows.append(f"| {parameters:,} | {optimizer} | {' | '.join(figures)} |")
     write("What the ledger of a step costs", "\n".join(rows) + "\n", args.write)
+
+
+def started(*arguments: object) -> Any:
+    """What a child says with these."""
+    command = [sys.executable, __file__, "--child", *map(str, arguments)]
+    environment = virtual_gpu.environment() | {"GPUMON_NATIVE": "on"}
+    said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    virtual_gpu.remove_session(environment["VGPU_SESSION"])
+    return json.loads(said.splitlines()[-1])
+
+
+def say(result: dict[str, float]) -> None:
+    print(json.dumps(result), flush=True)
+    os._exit(0)
 
 
 class Took:
@@ -95,17 +111,36 @@ def measure() -> None:
     Governor._choose = choose  # type: ignore[method-assign]
 
 
-def child(parameters: int, kind: str, seconds: float) -> None:
+def training(layers: int, kind: str) -> tuple[Any, Any, Any]:
+    """(model, optimizer, batch)"""
     import torch
 
-    import gpumon_agent
-
-    measure()
-    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(parameters // 2)]).cuda()
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(layers)]).cuda()
     optimizer: Any = torch.optim.Adam(model.parameters())
     if kind == "SGD":
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    batch = torch.ones(32, 64, device="cuda")
+    return model, optimizer, torch.ones(32, 64, device="cuda")
+
+
+def yardstick(seconds: float) -> dict[str, float]:
+    """The median of a step."""
+    model, optimizer, batch = training(YARDSTICK_LAYERS, "SGD")
+    costs = []
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        began = time.thread_time_ns()
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        costs.append((time.thread_time_ns() - began) / 1000)
+    return {"yardstick": median(costs[len(costs) // 4 :])}  # the first ones load
+
+
+def child(seconds: float, parameters: int, kind: str) -> dict[str, float]:
+    import gpumon_agent
+
+    measure()
+    model, optimizer, batch = training(parameters // 2, kind)
     gpumon_agent.watch(model, optimizer)
 
     def steps(seconds: float) -> list[float]:
@@ -133,8 +168,7 @@ def child(parameters: int, kind: str, seconds: float) -> None:
         for _ in range(200):
             accounts.boundary(number, phase, *rest)
         result[column] = median(Took.us[phase])
-    print(json.dumps(result), flush=True)
-    os._exit(0)
+    return result
 
 
 if __name__ == "__main__":
