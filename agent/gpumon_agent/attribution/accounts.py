@@ -295,22 +295,23 @@ class Accounts:
         self._recorder.append(ledger)
 
     def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
-        device = index_of(where)
+        device, kind = index_of(where), where.type
         # what rarely changes is summed again at the end of a step, unless that step breaks down its peak
         fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
         owners = self.inventory.owners(where, fresh=fresh, living=self._activations.storages)
+        claimed = self.inventory.claimed
         others = self._others.tensors(look=fresh)
-        other_models = None if others is None else claim(others, self.inventory.claimed, device)
-        checkpoints = self._loads.claim(device, self.inventory.claimed)
-        saved = self._activations.alive(device, self.inventory.claimed)
+        other_models = None if others is None else claim(others, claimed, device)
+        checkpoints = self._loads.claim(device, claimed)
+        saved = self._activations.alive(device, claimed)
         activations = saved.nbytes
         if self._activations.walked:  # not before: a walk that is too slow would leave zeros
             self._layers.note(device, saved, activations)
-        tracked = where.type != "cuda" or tracks_blocks()
+        tracked = kind != "cuda" or tracks_blocks()
         if not tracked and not self._untracked and reading.allocated is not None:
             self._untracked = True
             self._tell("cudaMallocAsync reports no blocks: workspaces and the breakdown of peaks stay unknown")
-        if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
+        if kind == "cuda" and tracked and self._looks_for_workspaces(step, phase):
             self._workspaces.look(device, lambda: self._block_owners.addresses(saved))
         workspaces = self._workspaces.bytes(device)
         named = activations + sum(owners) + (checkpoints or 0) + (other_models or 0) + (workspaces or 0)
@@ -318,8 +319,8 @@ class Accounts:
             self._variables.forget()
         held = NOTHING
         if device != CPU and named != reading.requested:  # else variables hold nothing more
-            held = self._variables.held(self.inventory.claimed, device, graphs=self._activations.known)
-        casting = _casts_weights(where.type)
+            held = self._variables.held(claimed, device, graphs=self._activations.known)
+        casting = _casts_weights(kind)
         if casting and reading.requested is not None:  # autocast's cache is not readable: cap by what is unexplained
             unexplained = max(0, reading.requested - named - held.nbytes)
             activations += min(self._activations.cast_bytes(device), unexplained)

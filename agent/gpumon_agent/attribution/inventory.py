@@ -243,18 +243,17 @@ class Inventory:
         if changed:
             gradients.take(look.found())
         self.claimed = claimed = Claimed(lasting.claimed)
-        own = look.beyond
+        own, count, given, living_read = look.result
         if own:
             claimed.gradients = gradients.found
-        read = look.given()
-        if read is None:
+        if count < 0:
             inputs = list(_alive(self._inputs))
             if any(map(_has_gradient, inputs)):
                 return None
             given = claim(inputs, claimed, index)
         else:
-            claimed.others, given = read
-            if look.alive_read:
+            claimed.others = look.given(count)
+            if living_read:
                 claimed.seen = len(claimed.others)
         return Owners(lasting.weights, lasting.buffers, own, lasting.state.nbytes, 0, given)
 

@@ -97,12 +97,9 @@ class _Look(ctypes.Structure):
         ("owned_count", _NUMBER),
         ("table", _POINTER),
         ("size", _NUMBER),
-        ("beyond", _NUMBER),
         ("given", _POINTER),
         ("room", _NUMBER),
-        ("given_count", _NUMBER),
-        ("given_bytes", _NUMBER),
-        ("alive_read", ctypes.c_bool),
+        ("result", _POINTER),
     ]
 
 
@@ -273,8 +270,12 @@ class Look:
         self._table, self._given = _table(words[0].room), _words(_WORDS * _ENTRIES)
         self._look = look = _Look(lists.address, *self._words.buffer_info(), *self._firsts.buffer_info())
         look.owned, look.owned_count = owned.buffer_info()
-        look.table, look.size, look.beyond = self._table.buffer_info()[0], len(self._table) // _WORDS, -1
+        look.table, look.size = self._table.buffer_info()[0], len(self._table) // _WORDS
         look.given, look.room = self._given.buffer_info()[0], _ENTRIES
+        self.result = array("q", (-1, -1, 0, 0))
+        """bytes of what the first reading found that are not owned; how many storages of the inputs are neither, -1:
+        Python must look; their bytes; whether `living` was read, but for all these"""
+        look.result = self.result.buffer_info()[0]
         self._read = partial(native.look, ctypes.addressof(look))
         self.lists = [ids for each in words for ids in each.read_of if ids]
         """the ids of what it reads"""
@@ -288,24 +289,9 @@ class Look:
         """What the first reading found. Valid until the next one."""
         return self._of[0][0].found()
 
-    @property
-    def beyond(self) -> int:
-        """Bytes of what the first reading found that are not `owned`."""
-        beyond: int = self._look.beyond
-        return beyond
-
-    def given(self) -> tuple[set[int], int] | None:
-        """Storages of the inputs that are neither owned nor found by the first reading, and their bytes. None: Python
-        must look."""
-        look = self._look
-        count = look.given_count
-        return None if count < 0 else (set(self._given[: _WORDS * count : _WORDS]), look.given_bytes)
-
-    @property
-    def alive_read(self) -> bool:
-        """Whether `living` was read, but for what is owned, found by the first reading, or given."""
-        read: bool = self._look.alive_read
-        return read
+    def given(self, count: int) -> set[int]:
+        """The first storages of the inputs."""
+        return set(self._given[: _WORDS * count : _WORDS])
 
 
 class LivingStorages:

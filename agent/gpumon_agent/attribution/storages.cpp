@@ -337,6 +337,13 @@ bool gpumon_same_lists(const Lists* lists) {
   return same;
 }
 
+struct Result {
+  int64_t beyond;  // bytes of what the first reading found that are not owned; -1: unknown, and so is the table
+  int64_t given_count;  // -1: Python must look
+  int64_t given_bytes;
+  int64_t alive_read;
+};
+
 // The fields of native_storages._Look. `owned` is sorted, and holds all that the readings but the first one found, and
 // more. `table` has place for what the first one can find, as in gpumon_beyond.
 struct Look {
@@ -349,12 +356,9 @@ struct Look {
   int64_t owned_count;
   Storage* table;
   int64_t size;
-  int64_t beyond;  // bytes of what the first reading found that are not owned; -1: unknown, and so is the table
   Storage* given;  // storages of the inputs
   int64_t room;
-  int64_t given_count;  // -1: Python must look
-  int64_t given_bytes;
-  bool alive_read;
+  Result* result;
 };
 }
 
@@ -368,7 +372,7 @@ bool read_given(Look& look, PyObject* references, const Taken& taken) {
   const auto& reading = *look.readings[0];
   auto* end = look.given;
   bool changed = false;
-  look.given_bytes = 0;
+  look.result->given_bytes = 0;
   if (count > look.room) return false;
   try {
     for (intptr_t at = 0; at < count; ++at) {
@@ -383,13 +387,13 @@ bool read_given(Look& look, PyObject* references, const Taken& taken) {
       if (taken(its->identity) || std::find(look.given, its, *its) != its) {
         end = its;
       } else {
-        look.given_bytes += its->bytes;
+        look.result->given_bytes += its->bytes;
       }
     }
   } catch (...) {
     return false;
   }
-  look.given_count = end - look.given;
+  look.result->given_count = end - look.given;
   return true;
 }
 
@@ -403,8 +407,9 @@ extern "C" {
 // what is not owned, a gradient or an input.
 int64_t gpumon_look(Look* look, bool lists, PyObject* inputs, Alive* alive) {
   int64_t changed = 0;
-  look->given_count = -1;
-  look->alive_read = false;
+  auto& result = *look->result;
+  result.given_count = -1;
+  result.alive_read = 0;
   if (lists && !gpumon_same_lists(look->lists)) return -1;
   for (int64_t at = 0; at < look->count; ++at) {
     const auto read = gpumon_read(look->readings[at]);
@@ -423,17 +428,17 @@ int64_t gpumon_look(Look* look, bool lists, PyObject* inputs, Alive* alive) {
   if (changed > 1) return changed;
   const auto& first = *look->readings[0];
   const auto *owned = look->owned, *owned_end = owned + look->owned_count;
-  if (changed || look->beyond < 0) {
-    look->beyond =
+  if (changed || result.beyond < 0) {
+    result.beyond =
         gpumon_beyond(first.found, first.found_count, owned, look->owned_count, look->table, look->size);
   }
   const auto has_owner = [=](int64_t identity) {
     return place(look->table, look->size, identity).identity != 0 || std::binary_search(owned, owned_end, identity);
   };
   if (read_given(*look, inputs, has_owner) && alive != nullptr) {
-    const auto *given = look->given, *given_end = given + look->given_count;
+    const auto *given = look->given, *given_end = given + result.given_count;
     alive->device = first.device;
-    look->alive_read = read_alive(*alive, look->lists->none, [=](int64_t identity) {
+    result.alive_read = read_alive(*alive, look->lists->none, [=](int64_t identity) {
       return has_owner(identity) ||
              std::any_of(given, given_end, [=](const Storage& each) { return each.identity == identity; });
     });
