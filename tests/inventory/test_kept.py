@@ -296,6 +296,27 @@ def test_an_optimizer_that_comes_and_goes(watched: Watched) -> None:
     assert watched.look(fresh=False)[2:4] == (4 * LAYER, 3 * LAYER)
 
 
+def test_a_second_optimizer_of_the_same_parameters(watched: Watched) -> None:
+    other = torch.optim.Adam(watched.model.parameters())
+    other.step()
+    watched.inventory.watch(watched.model, [other])
+    assert watched.look(fresh=False).optimizer == 3 * (3 * LAYER + 4)  # Adam's step is one number
+
+
+@pytest.mark.parametrize("hooks", ["compiled"], indirect=True)
+def test_an_optimizer_in_place_of_another_is_looked_at_in_one_call(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = watched.optimizer = torch.optim.SGD(watched.model.parameters(), lr=0.1, momentum=0.9)
+    gc.collect()
+    other.step()
+    watched.inventory.watch(watched.model, [other])
+    assert watched.look(fresh=False).optimizer == 3 * LAYER
+    assert watched.look(fresh=False).optimizer == 3 * LAYER
+    monkeypatch.setattr(watched.inventory, "_lasting", pytest.fail)
+    assert watched.look(fresh=False).optimizer == 3 * LAYER
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_weights_replaced_as_another_device_is_looked_at(watched: Watched, kept: bool) -> None:
     other = torch.device("cuda", 0)

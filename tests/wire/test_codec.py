@@ -223,3 +223,7 @@ def test_a_step_tells_the_ends_of_320_quiet_steps_at_most() -> None:
     )
     assert wire.decode_event(wire.encode_event(fits)) == fits
     assert isinstance(wire.decode_event(wire.encode_event(more)), wire.Unread)
+
+
+def test_a_ledger_s_phase_is_printable() -> None:
+    assert wire.Ledger(1, "for\x1bward", 0, 0, 1, 1, 1).phase == "for\N{REPLACEMENT CHARACTER}ward"

@@ -142,8 +142,6 @@ class Inventory:
         """The storages counted by the last call of `owners`."""
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
-        for sums in self._sums.values():
-            sums.look = None  # C++ knows only the optimizers until now
         if all(known() is not model for known in self._models):
             self._models.append(weakref.ref(model))
         for optimizer in optimizers:

@@ -403,8 +403,7 @@ extern "C" {
 
 // Reads several at once, with the states of the optimizers of `firsts`, and before all, if so asked, the lists. Returns a
 // bit for each reading that found others than last, and the next higher one if a state is another; -1: Python must look.
-// If nothing but the first bit is set, it also reads the `inputs`, a list of weak references, and `alive`, if not null:
-// what is not owned, a gradient or an input.
+// Also reads the `inputs`, a list of weak references, and `alive`, if not null: what is not owned, a gradient or an input.
 int64_t gpumon_look(Look* look, bool lists, PyObject* inputs, Alive* alive) {
   int64_t changed = 0;
   auto& result = *look->result;
@@ -425,7 +424,6 @@ int64_t gpumon_look(Look* look, bool lists, PyObject* inputs, Alive* alive) {
     if (!gpumon_same_first(&first, state)) changed |= int64_t{1} << look->count;
     Py_DecRef(state);
   }
-  if (changed > 1) return changed;
   const auto& first = *look->readings[0];
   const auto *owned = look->owned, *owned_end = owned + look->owned_count;
   if (changed || result.beyond < 0) {
