@@ -31,9 +31,12 @@ PHASES = ("between", "forward", "backward", "optimizer")
 BREAKS_DOWN = ", peak"
 YARDSTICK_LAYERS = 12
 COLUMNS = ("loop", "loop, optimizer", *PHASES, PHASES[2] + BREAKS_DOWN, "walks", "step", "yardstick")
+SHARE = "largest ÷ yardstick"
 NOTE = """Time of the training's thread, in µs. Of a boundary: medians, in a loop (of a backward, then of an optimizer
 phase) and in steps, by phase; `peak`: one sampled step in two breaks down its peak. `walks`: of a step's graph, `step`:
 all of it, both as means; once a second a step reports its layers. Linear layers of 64 × 64; SGD has momentum.
+`yardstick`: a step of 12 such layers with SGD, without gpumon, directly before and after the row; `largest`: of the
+four boundaries in steps.
 """
 
 
@@ -46,7 +49,8 @@ def main() -> None:
         seconds, *row = args.child
         say(child(float(seconds), int(row[0]), row[1]) if row else yardstick(float(seconds)))
         return
-    rows = [NOTE, f"| parameters | optimizer | {' | '.join(COLUMNS)} |", f"|--:|---|{'--:|' * len(COLUMNS)}"]
+    titles = "parameters", "optimizer", *COLUMNS, SHARE
+    rows = [NOTE, f"| {' | '.join(titles)} |", f"|--:|---|{'--:|' * (len(titles) - 2)}"]
     for parameters in PARAMETERS:
         for optimizer in OPTIMIZERS:
             before = started(args.seconds / 2)
@@ -54,6 +58,7 @@ def main() -> None:
             after = started(args.seconds / 2)
             took["yardstick"] = (before["yardstick"] + after["yardstick"]) / 2
             figures = [f"{took[column]:,.0f}" if column in took else "" for column in COLUMNS]
+            figures.append(f"{max(took[phase] for phase in PHASES) / took['yardstick']:.2f}")
             rows.append(f"| {parameters:,} | {optimizer} | {' | '.join(figures)} |")
     write("What the ledger of a step costs", "\n".join(rows) + "\n", args.write)
 
