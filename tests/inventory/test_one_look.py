@@ -113,3 +113,15 @@ def test_a_tensor_that_is_input_and_activation_counts_once(
         owners, activations, *_ = reader.look(fresh=True, beside=[])
     assert (owners.inputs, activations) == (40, 80)  # type: ignore[attr-defined]
     assert reader.in_one_call == 2
+
+
+def test_when_the_only_activation_is_gone_there_is_none(native_reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4)
+    reader = Reader("on", monkeypatch, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    reader.known = []
+    saved = torch.ones(20)
+    reader.note([saved])
+    assert reader.look(fresh=True, beside=[])[1] == 80
+    del saved
+    assert [reader.look(fresh=False, beside=[])[1] for _ in range(3)] == [0, 0, 0]
+    assert reader.in_one_call == 3

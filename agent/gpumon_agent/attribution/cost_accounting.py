@@ -37,7 +37,8 @@ class NoCollection:
 
 
 class Booked:
-    """The same; also charges thread time, and with `clock` wall time, to the governor. One call, as it is cold."""
+    """Also charges thread time, and with `clock` wall time, to the governor. As one object: each call of another is
+    slow while its code is not in the processor's caches."""
 
     def __init__(self, cost: Cost, *, clock: bool) -> None:
         self._cost = cost

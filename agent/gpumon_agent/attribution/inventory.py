@@ -12,7 +12,7 @@ module's dict), or until one is freed. The sum of optimizer state is cached for 
 object, its size, storages of the first entry) also invalidates it. State with nested containers (LBFGS) is not cached.
 The module list is rebuilt every 64 fresh calls.
 Where C++ is compiled, one call of it says whether more than gradients and inputs has changed since the last call; only
-then Python looks. Not with DDP, FSDP and ZeRO.
+then Python looks. It also reads inputs and activations. Not with DDP, FSDP and ZeRO.
 Known limitations: other changes of optimizer state are seen after at most 16 fresh calls; a module added later without
 an optimizer, when the module list is rebuilt; master copies outside of `state` are not found.
 Nothing here keeps a tensor alive.
@@ -234,6 +234,8 @@ class Inventory:
         if fresh:
             lists.expect(self._modules, known, self._of_modules, buffers)
         changed = look.read(self._inputs, living, lists=fresh)
+        if changed < -1:
+            return None
         if changed >> 1:
             sums.forget(changed)
             return None

@@ -282,7 +282,7 @@ class Look:
 
     def read(self, inputs: list[weakref.ref[Tensor]], living: LivingStorages | None, *, lists: bool) -> int:
         """As gpumon_look."""
-        changed: int = self._read(lists, inputs, living and living.address)
+        changed: int = self._read(lists, inputs, None if living is None else living.address)
         return changed
 
     def found(self) -> Found:

@@ -189,8 +189,8 @@ struct First {
   Plain plain;
   PyObject* optimizer;  // a weak reference
   PyObject* name;       // "state"
-  PyObject* state;  // only compared
-  int64_t size;     // -1: unknown
+  PyObject* state;      // only compared
+  int64_t size;         // -1: unknown
   Storage* found;
   int64_t found_count;
   int64_t room;
@@ -402,14 +402,15 @@ bool read_given(Look& look, PyObject* references, const Taken& taken) {
 extern "C" {
 
 // Reads several at once, with the states of the optimizers of `firsts`, and before all, if so asked, the lists. Returns a
-// bit for each reading that found others than last, and the next higher one if a state is another; -1: Python must look.
+// bit for each reading that found others than last, and the next higher one if a state is another; -1: Python must look;
+// -2: at the lists, and nothing was read.
 // Also reads the `inputs`, a list of weak references, and `alive`, if not null: what is not owned, a gradient or an input.
 int64_t gpumon_look(Look* look, bool lists, PyObject* inputs, Alive* alive) {
   int64_t changed = 0;
   auto& result = *look->result;
   result.given_count = -1;
   result.alive_read = 0;
-  if (lists && !gpumon_same_lists(look->lists)) return -1;
+  if (lists && !gpumon_same_lists(look->lists)) return -2;
   for (int64_t at = 0; at < look->count; ++at) {
     const auto read = gpumon_read(look->readings[at]);
     if (read < 0) return -1;
