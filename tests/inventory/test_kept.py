@@ -317,6 +317,27 @@ def test_an_optimizer_in_place_of_another_is_looked_at_in_one_call(
     assert watched.look(fresh=False).optimizer == 3 * LAYER
 
 
+@pytest.mark.parametrize(("of", "name"), [("optimizer", "state"), ("weight's module", "_parameters")])
+def test_ctrl_c_within_a_property_is_not_swallowed(watched: Watched, of: str, name: str) -> None:
+    owner: Any = watched.optimizer if of == "optimizer" else watched.model[1]
+    value = owner.__dict__.pop(name)
+    interrupts = [False]
+
+    def get(_: object) -> object:
+        if interrupts[0]:
+            interrupts[0] = False
+            raise KeyboardInterrupt
+        return value
+
+    owner.__class__ = type("Own", (type(owner),), {name: property(get)})
+    first = watched.look()
+    assert watched.look() == first
+    interrupts[0] = True
+    with pytest.raises(KeyboardInterrupt):
+        watched.look()
+    assert watched.look() == first
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_weights_replaced_as_another_device_is_looked_at(watched: Watched, kept: bool) -> None:
     other = torch.device("cuda", 0)

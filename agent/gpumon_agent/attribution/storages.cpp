@@ -17,6 +17,8 @@ PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
 unsigned long PyType_GetFlags(PyObject*);
 void PyErr_Clear();
+int PyErr_ExceptionMatches(PyObject*);
+extern PyObject* PyExc_AttributeError;
 int PyType_IsSubtype(PyObject*, PyObject*);
 intptr_t PyList_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, intptr_t);
@@ -73,12 +75,12 @@ PyObject* type_of(PyObject* object) {
   return type;
 }
 
-// A new reference. Null: there is none.
+// A new reference. Null: there is none, or a property has raised, as at Ctrl-C: ctypes raises that in Python.
 PyObject* attribute(PyObject* object, PyObject* name) {
   Py_IncRef(object);  // a property may drop it
   auto* value = PyObject_GetAttr(object, name);
   Py_DecRef(object);
-  if (value == nullptr) PyErr_Clear();
+  if (value == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
   return value;
 }
 
